@@ -1,0 +1,1 @@
+"""The decoder: one config-driven Flax NNX module for every supported family."""
