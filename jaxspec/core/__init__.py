@@ -1,0 +1,1 @@
+"""The algorithm on arrays alone: no model, no I/O."""

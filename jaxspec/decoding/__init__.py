@@ -1,0 +1,1 @@
+"""The loop: prefill, then rounds of propose, verify, accept, commit."""

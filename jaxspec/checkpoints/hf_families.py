@@ -1,0 +1,114 @@
+"""The model types of `config.json` and what each fixes or lets a file leave out.
+
+Names and defaults are those of the `transformers` configuration classes (4 and 5).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+HARMLESS = (
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "attention_dropout",
+    "bos_token_id",
+    "cache_implementation",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "is_llama_config",
+    "label2id",
+    "model_type",
+    "name_or_path",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "sep_token_id",
+    "task_specific_params",
+    "tokenizer_class",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+)
+# What an image model adds round the text decoder; images are not an input here.
+HARMLESS_OF_IMAGE_MODELS = (
+    "boi_token_id",
+    "boi_token_index",
+    "eoi_token_id",
+    "eoi_token_index",
+    "image_token_id",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "vision_config",
+)
+# Fields that change the maths where they hold anything but these values.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "is_encoder_decoder": (False,),
+    "pretraining_tp": (1,),
+    "pruned_heads": ({},),
+    "quantization_config": (),
+    "rope_interleaved": (False,),
+    "tie_encoder_decoder": (False,),
+    "use_bidirectional_attention": (False,),
+    "use_mrope": (False,),
+}
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What a model type fixes: the defaults that its files may leave out."""
+
+    name: str
+    architectures: tuple[str, ...]
+    activation_field: str = "hidden_act"
+    activation: str = "silu"
+    tied: bool = False
+    norm_eps: float = 1e-6
+    theta: float = 10_000.0
+    defaults: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+LLAMA = Family("llama", ("LlamaForCausalLM", "LlamaModel"))
+QWEN2 = Family("qwen2", ("Qwen2ForCausalLM", "Qwen2Model"))
+QWEN3 = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3Model"))
+GEMMA3 = Family(
+    "gemma3",
+    ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3ForConditionalGeneration"),
+    activation_field="hidden_activation",
+    activation="gelu_tanh",
+    tied=True,
+    theta=1_000_000.0,
+    # The image models of this family write only what differs from these.
+    defaults={
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+)
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gemma3_text": GEMMA3,
+    "gemma3": GEMMA3,
+}

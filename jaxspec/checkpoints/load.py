@@ -1,0 +1,182 @@
+"""From a checkpoint file to the arrays of a `Decoder`, strictly, without a copy."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.fields import refuse_all, shown
+from jaxspec.checkpoints.tensors import (
+    Checkpoint,
+    StoredTensor,
+    is_norm,
+    unused_tensor,
+)
+from jaxspec.errors import UserError
+from jaxspec.models.config import ModelConfig
+
+Place = Callable[[str, np.ndarray], jax.Array]
+
+# Rows are decoded in blocks of about this many elements: what a block needs (several
+# float32 copies inside the dequantiser) is all that a load holds beside the model.
+_BLOCK_ELEMENTS = 2**20
+_ALIGNMENT = 64
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Opens a GGUF file or a Hugging Face folder without reading any weight.
+
+    Raises:
+        UserError: nothing there, or not a model that this library supports.
+    """
+    place = Path(path)
+    if place.is_dir():
+        from jaxspec.checkpoints.huggingface import open_folder
+
+        return open_folder(place)
+    if place.is_file():
+        from jaxspec.checkpoints.gguf import open_gguf
+
+        return open_gguf(place)
+    raise UserError(
+        f"{place}: no such file or folder, expected a GGUF file or a folder with "
+        "config.json and safetensors"
+    )
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters of a decoder: canonical name to shape."""
+    width = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (config.vocab_size, width)
+    }
+    block = _block_shapes(config)
+    for layer in range(config.num_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
+    shapes["final_norm.weight"] = (width,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab_size, width)
+    return shapes
+
+
+def load_parameters(
+    checkpoint: Checkpoint, dtype: Any = "float32", place: Place | None = None
+) -> dict[str, jax.Array]:
+    """Reads every parameter, one tensor at a time, as `dtype` (norms as float32).
+
+    Args:
+        checkpoint: from `open_checkpoint`.
+        dtype: float32 or bfloat16, by name or as a dtype.
+        place: `place(name, array)` puts a host array on the device or mesh. It may keep
+            the array's memory: nobody writes to it again. By default the first device.
+
+    Returns:
+        canonical name to array, the names and shapes being `expected_shapes`.
+
+    Raises:
+        UserError: one line with each tensor that is missing, left over, of another
+            shape or of a type that cannot be read; raised before any is read.
+    """
+    target = _checked_dtype(dtype)
+    shapes = expected_shapes(checkpoint.config)
+    refuse_all(
+        [*checkpoint.faults, *_tensor_faults(checkpoint, shapes)], checkpoint.path
+    )
+    place = _place_on_default_device if place is None else place
+    return {
+        name: place(
+            name,
+            _read(checkpoint.tensors[name], jnp.float32 if is_norm(name) else target),
+        )
+        for name in shapes
+    }
+
+
+def _block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    width, inner = config.hidden_size, config.intermediate_size
+    query = config.num_heads * config.head_dim
+    key = config.num_kv_heads * config.head_dim
+    projections = {
+        "self_attn.q_proj": (query, width, config.qkv_bias),
+        "self_attn.k_proj": (key, width, config.qkv_bias),
+        "self_attn.v_proj": (key, width, config.qkv_bias),
+        "self_attn.o_proj": (width, query, config.output_bias),
+        "mlp.gate_proj": (inner, width, config.mlp_bias),
+        "mlp.up_proj": (inner, width, config.mlp_bias),
+        "mlp.down_proj": (width, inner, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (out, into, bias) in projections.items():
+        shapes[f"{name}.weight"] = (out, into)
+        if bias:
+            shapes[f"{name}.bias"] = (out,)
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if config.sandwich_norms:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    return shapes | {f"{name}.weight": (width,) for name in norms}
+
+
+def _tensor_faults(
+    checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]]
+) -> list[str]:
+    """What keeps the file's tensors from being exactly the decoder's parameters."""
+    tensors = checkpoint.tensors
+    allowed = dict(shapes)
+    if checkpoint.config.tied:
+        # A tied checkpoint may store its head all the same; the embedding is used.
+        allowed["lm_head.weight"] = shapes["embed_tokens.weight"]
+    faults = [f"tensor `{name}` is missing" for name in shapes if name not in tensors]
+    for name, stored in tensors.items():
+        if name not in allowed:
+            faults.append(unused_tensor(stored.source, checkpoint.config))
+        elif stored.shape != allowed[name]:
+            faults.append(
+                f"tensor `{stored.source}` has shape {list(stored.shape)}, expected "
+                f"{list(allowed[name])}"
+            )
+    return faults
+
+
+def _checked_dtype(dtype: Any) -> Any:
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = shown(dtype)
+    if name not in _DTYPES:
+        raise UserError(f"dtype is {name}, expected float32 or bfloat16")
+    return _DTYPES[name]
+
+
+def _read(stored: StoredTensor, dtype: Any) -> np.ndarray:
+    """Decodes a tensor block by block into one array of its final dtype."""
+    out = _aligned(stored.shape, np.dtype(dtype))
+    row_elements = max(1, out.size // stored.shape[0])
+    step = max(1, _BLOCK_ELEMENTS // row_elements)
+    for start in range(0, stored.shape[0], step):
+        stop = min(start + step, stored.shape[0])
+        # An infinity or NaN that the file itself holds is not worth a warning here.
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[start:stop] = stored.rows(start, stop)
+    return out
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that XLA can adopt: its buffers begin on 64-byte boundaries."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _place_on_default_device(name: str, array: np.ndarray) -> jax.Array:
+    # Aliasing is safe: `_read` made the array for this call and drops it.
+    del name
+    return jax.device_put(array, may_alias=True)

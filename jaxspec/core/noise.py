@@ -1,0 +1,56 @@
+"""Random numbers that depend on a row's own seed and history only.
+
+Each draw has its key: (row seed, committed length at the start of the round, slot,
+purpose). A token drawn without any draft, and the token of prefill, has slot 0, so its
+key says nothing but the row's seed and the position of the token. The bits are those of
+threefry2x32 in its partitionable form, whatever the user's defaults: then a padded or
+sharded vocabulary changes no id.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt32
+
+PURPOSES = 3
+NEXT_TOKEN, DRAFT_TOKEN, ACCEPT = range(PURPOSES)
+
+
+def seed_keys(seeds: Int[Array, " B"]) -> UInt32[Array, "B 2"]:
+    """The key data of each row's seed."""
+    return jax.vmap(lambda seed: jax.random.key_data(_key(seed)))(seeds)
+
+
+def gumbels(
+    keys: UInt32[Array, "B 2"],
+    lengths: Int[Array, " B"],
+    slots: Int[Array, "B m"],
+    purpose: int,
+    size: int,
+) -> Float[Array, "B m V"]:
+    """Standard Gumbel noise over `size` ids for each slot."""
+    return _draw(keys, lengths, slots, purpose, lambda k: jax.random.gumbel(k, (size,)))
+
+
+def uniforms(
+    keys: UInt32[Array, "B 2"],
+    lengths: Int[Array, " B"],
+    slots: Int[Array, "B m"],
+    purpose: int,
+) -> Float[Array, "B m"]:
+    """One uniform in [0, 1) for each slot."""
+    return _draw(keys, lengths, slots, purpose, jax.random.uniform)
+
+
+def _key(seed):
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def _draw(keys, lengths, slots, purpose, draw):
+    def one(key_data, length, slot):
+        key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+        key = jax.random.fold_in(key, length)
+        return draw(jax.random.fold_in(key, slot * PURPOSES + purpose))
+
+    per_slot = jax.vmap(one, in_axes=(None, None, 0))
+    with jax.threefry_partitionable(True):
+        return jax.vmap(per_slot)(keys, lengths, slots)

@@ -1,0 +1,113 @@
+"""The one warp: from logits to the log-probabilities that are sampled from.
+
+The same function serves plain decoding, the drafter and every verified node, so the
+distribution that a draft token was drawn from is the one its test divides by. The order
+is temperature, top-k, top-p, min-p. No step sorts the vocabulary: top-k and top-p are
+searches for a threshold by masked sums, and ties at the threshold are kept.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.core.distributions import log_softmax
+
+# Columns that are summed lane by lane before across lanes: see `_row_sum`.
+LANES = 128
+# The bits of the largest finite float32: no distance from the maximum is above it.
+LARGEST = 0x7F7FFFFF
+
+
+class Sampling(NamedTuple):
+    """The sampling options of each row; None: the option is absent from the program.
+
+    Attributes:
+        temperature: 0 is greedy: the row's most likely token, ties to the lowest id.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the fewest most likely tokens whose probabilities reach `top_p`
+            (Holtzman et al. 2020).
+        min_p: keep tokens at least `min_p` times as likely as the most likely one
+            (Nguyen et al. 2024).
+    """
+
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"] | None = None
+    top_p: Float[Array, " B"] | None = None
+    min_p: Float[Array, " B"] | None = None
+
+    @property
+    def greedy(self) -> Bool[Array, " B"]:
+        """Which rows take the arg-max."""
+        return self.temperature == 0
+
+
+def warp(
+    logits: Float[Array, "B m V"], sampling: Sampling
+) -> Float[Array, "B m V"]:
+    """Log-probabilities after the row's options; a greedy row's are the raw ones."""
+
+    def sampled(logits):
+        greedy = sampling.greedy[:, None, None]
+        temperature = jnp.where(sampling.greedy, 1.0, sampling.temperature)
+        # Relative to the maximum, so that a tiny temperature cannot overflow upwards.
+        centred = logits - logits.max(axis=-1, keepdims=True)
+        below = -centred / temperature[:, None, None]
+        kept = below <= _cut(below, sampling)
+        return log_softmax(jnp.where(greedy, logits, jnp.where(kept, -below, -jnp.inf)))
+
+    # Greedy batches pay for no search; all rows share the branch.
+    return lax.cond(sampling.greedy.all(), log_softmax, sampled, logits)
+
+
+def _cut(below: Float[Array, "B m V"], sampling: Sampling) -> Float[Array, "B m 1"]:
+    """The largest distance below the maximum that every option keeps."""
+    column = lambda option: option[:, None, None]  # noqa: E731
+    cut = jnp.full((*below.shape[:-1], 1), jnp.inf)
+    if sampling.top_k is not None:
+        size = below.shape[-1]
+        k = jnp.where(sampling.top_k > 0, sampling.top_k, size)
+        ones = jnp.ones_like(below)
+        cut = _threshold(below, ones, column(jnp.minimum(k, size)).astype(jnp.float32))
+    if sampling.top_p is not None:
+        # Relative to what top-k kept.
+        weights = jnp.where(below <= cut, jnp.exp(-below), 0.0)
+        wanted = column(sampling.top_p) * _row_sum(weights)
+        cut = jnp.minimum(cut, _threshold(below, weights, wanted))
+    if sampling.min_p is not None:
+        cut = jnp.minimum(cut, -jnp.log(column(sampling.min_p)))
+    return cut
+
+
+def _threshold(
+    below: Float[Array, "B m V"],
+    weights: Float[Array, "B m V"],
+    wanted: Float[Array, "B m 1"],
+) -> Float[Array, "B m 1"]:
+    """The smallest distance within which the weights add up to `wanted`.
+
+    Bisection over the bits of the distance: those of non-negative floats are ordered as
+    integers, so 31 halvings find the exact entry. If rounding keeps even the sum of all
+    from reaching `wanted`, everything is kept.
+    """
+
+    def halve(_, bounds):
+        low, high = bounds  # within low: too little; within high: enough
+        middle = low + (high - low) // 2
+        distance = lax.bitcast_convert_type(middle, jnp.float32)
+        enough = _row_sum(jnp.where(below <= distance, weights, 0.0)) >= wanted
+        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+
+    low = jnp.full((*below.shape[:-1], 1), -1, jnp.int32)
+    high = jnp.full_like(low, LARGEST)
+    _, high = lax.fori_loop(0, 31, halve, (low, high))
+    return lax.bitcast_convert_type(high, jnp.float32)
+
+
+def _row_sum(values: Float[Array, "B m V"]) -> Float[Array, "B m 1"]:
+    """The sum of each row, lane by lane first: the CPU vectorises only that order."""
+    rest = values.shape[-1] % LANES
+    padded = jnp.pad(values, ((0, 0), (0, 0), (0, -rest % LANES)))
+    lanes = padded.reshape(*values.shape[:-1], -1, LANES).sum(axis=-2)
+    return lanes.sum(axis=-1, keepdims=True)

@@ -1,0 +1,137 @@
+"""The decoder of every supported family, written for one row."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.cache import KVCache, Scratch
+from jaxspec.models.attention import Attention, Place
+from jaxspec.models.config import ModelConfig
+from jaxspec.models.layers import MLP, Linear, RMSNorm, project
+from jaxspec.types import Output
+
+
+class Embedding(nnx.Module):
+    """The token embedding `[V, E]`."""
+
+    def __init__(self, config: ModelConfig, dtype, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(config.hidden_size**-0.5)
+        shape = (config.vocab_size, config.hidden_size)
+        self.weight = nnx.Param(init(rngs.params(), shape, dtype))
+
+    def __call__(self, tokens: Int[Array, " T"]) -> Float[Array, "T E"]:
+        """Looks the tokens up."""
+        return jnp.take(self.weight[...], tokens, axis=0, mode="clip")
+
+
+class Block(nnx.Module):
+    """One transformer layer: attention and MLP, each on a residual branch."""
+
+    def __init__(self, config: ModelConfig, layer: int, dtype, rngs: nnx.Rngs):
+        norm = functools.partial(RMSNorm, config.hidden_size, config.norm_eps)
+        self.input_layernorm = norm()
+        self.self_attn = Attention(config, layer, dtype, rngs)
+        self.post_attention_layernorm = norm()
+        self.mlp = MLP(config, dtype, rngs)
+        self.sandwich = config.sandwich_norms
+        if self.sandwich:
+            self.pre_feedforward_layernorm = norm()
+            self.post_feedforward_layernorm = norm()
+
+    def __call__(
+        self, hidden: Float[Array, "T E"], cache: KVCache, scratch: Scratch, place: Place
+    ) -> tuple[Float[Array, "T E"], Scratch]:
+        """Applies the layer."""
+        normed = self.input_layernorm(hidden)
+        mixed, scratch = self.self_attn(normed, cache, scratch, place)
+        if self.sandwich:
+            hidden = hidden + self.post_attention_layernorm(mixed)
+            fed = self.mlp(self.pre_feedforward_layernorm(hidden))
+            return hidden + self.post_feedforward_layernorm(fed), scratch
+        hidden = hidden + mixed
+        return hidden + self.mlp(self.post_attention_layernorm(hidden)), scratch
+
+
+class Decoder(nnx.Module):
+    """A decoder-only language model; `jaxspec.types.Model` says what its calls mean."""
+
+    def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        self.config = config
+        self.dtype = jnp.dtype(dtype)
+        self.embed_tokens = Embedding(config, dtype, rngs)
+        self.layers = nnx.List(
+            Block(config, layer, dtype, rngs) for layer in range(config.num_layers)
+        )
+        self.final_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        # A tied head stores nothing: one Param under two attributes would be two leaves.
+        self.lm_head = (
+            None
+            if config.tied
+            else Linear(config.hidden_size, config.vocab_size, False, dtype, rngs)
+        )
+
+    def __call__(
+        self,
+        tokens: Int[Array, " T"],
+        positions: Int[Array, " T"],
+        cache: KVCache,
+        scratch: Scratch,
+        slots: Int[Array, " T"],
+        visible: Bool[Array, "T P"],
+        *,
+        live_blocks: Int[Array, ""],
+        first: int = 0,
+        last: int | None = None,
+        hidden: Float[Array, "T E"] | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[Output, Scratch]:
+        """Runs blocks `first` to `last`; resumes from `hidden` where it is given."""
+        place = Place(positions, slots, visible, live_blocks)
+        scratch = scratch.place(positions, slots)
+        if hidden is None:
+            scale = jnp.asarray(self.config.embedding_scale, self.dtype)
+            hidden = self.embed_tokens(tokens) * scale
+        tapped = {}
+        for index, block in enumerate(self.layers[first:last], start=first):
+            hidden, scratch = block(hidden, cache, scratch, place)
+            tapped[index] = hidden
+        none = jnp.zeros((*tokens.shape, 0, self.config.hidden_size), self.dtype)
+        stacked = jnp.stack([tapped[tap] for tap in taps], 1) if taps else none
+        return Output(hidden, stacked), scratch
+
+    def norm(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B E"]:
+        """The final norm."""
+        return self.final_norm(hidden)
+
+    def unembed(self, normed: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
+        """Logits in float32."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return project(normed, head.weight[...], jnp.float32)
+
+    def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
+        """An empty cache for `capacity` tokens; `width`: the widest commit ever made."""
+        return KVCache.init(
+            self.config.windows,
+            rows,
+            self.config.num_kv_heads,
+            capacity,
+            width,
+            self.config.head_dim,
+            self.dtype,
+            stacked=jax.default_backend() != "cpu",
+        )
+
+    def init_scratch(self, rows: int, slots: int) -> Scratch:
+        """Empty scratch space for `slots` slots a row."""
+        config = self.config
+        return Scratch.init(
+            config.num_layers,
+            rows,
+            config.num_kv_heads,
+            slots,
+            config.head_dim,
+            self.dtype,
+        )
