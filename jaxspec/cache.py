@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.types import Model, Output
+
 # Keys are read a block at a time, so that attention costs by the live length and not
 # by the capacity. A shorter block wastes less, a longer one loops less.
 BLOCK = 128
@@ -178,6 +180,40 @@ class KVCache:
     def shorten(self, length: Int[Array, " B"]) -> "KVCache":
         """Forgets what stands at or past `length`, which must not exceed the present."""
         return dataclasses.replace(self, length=jnp.minimum(self.length, length))
+
+
+def run_rows(
+    model: Model,
+    cache: KVCache,
+    scratch: Scratch,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    slots: Int[Array, " T"],
+    visible: Bool[Array, "B T P"],
+    taps: tuple[int, ...] = (),
+) -> tuple[Output, Scratch]:
+    """One forward pass of a model, which is written for one row, over all rows."""
+    live_blocks = cache.live_blocks
+
+    def one_row(tokens, positions, cache, scratch, visible):
+        return model(
+            tokens,
+            positions,
+            cache,
+            scratch,
+            slots,
+            visible,
+            live_blocks=live_blocks,
+            taps=taps,
+        )
+
+    rows = jax.vmap(one_row, in_axes=(0, 0, cache.row_axes, 0, 0))
+    return rows(tokens, positions, cache, scratch, visible)
+
+
+def causal(rows: int, tokens: int) -> Bool[Array, "B T T"]:
+    """The visibility of a plain run of tokens: each sees itself and those before."""
+    return jnp.broadcast_to(jnp.tri(tokens, dtype=bool), (rows, tokens, tokens))
 
 
 def within(window: int | None, distance: Int[Array, "*any"]) -> Bool[Array, "*any"]:

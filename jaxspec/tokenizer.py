@@ -220,7 +220,7 @@ class Tokenizer:
         return None
 
     @functools.cached_property
-    def plain_id(self) -> int:
+    def _plain_id(self) -> int:
         """The id of some token that is text by itself."""
         for index in range(self.vocab_size):
             text = self.decode([index])
@@ -247,7 +247,7 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True):
         self._decode = functools.partial(tokenizer.decode, skip_special=skip_special)
         # Decoders treat the start of a text apart, so later text follows this token.
-        self._context = [tokenizer.plain_id]
+        self._context = [tokenizer._plain_id]
         self._context_size = len(self._decode(self._context))
         self._window: list[int] = []
         self._emitted = 0
@@ -723,8 +723,8 @@ def _chat_environment() -> Any:
         range=_bounded_range,
     )
     del environment.globals["lipsum"]
-    for name in ("batch", "center", "format", "indent", "slice"):
-        environment.filters[name] = _guarded(environment.filters[name])
+    for name in _GROWING_FILTERS:
+        environment.filters[name] = _guarded(name, environment.filters[name])
     environment.filters["tojson"] = _to_json
     # With the context passed, jinja2 does not run these two while compiling.
     environment.filters["_counted"] = pass_context(_counted)
@@ -750,7 +750,7 @@ class _Bounds:
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
         for concat in list(tree.find_all(nodes.Concat)):
-            parts = nodes.List(concat.nodes, "load")
+            parts = nodes.List(concat.nodes)
             concat.nodes = [nodes.Filter(parts, "_joined", [], [], None, None)]
         tree.set_environment(self)
         return self.from_string(tree)
@@ -777,10 +777,14 @@ class _Bounds:
         self.take_step()
         owner = getattr(function, "__self__", None)
         if isinstance(owner, str):
-            _refuse_huge([*args, *kwargs.values()])
-            if function.__name__.startswith("format"):
-                _refuse_wide_format(owner)
+            args = _checked_growth(function.__name__, (owner, *args), kwargs)[1:]
         return super().call(context, function, *args, **kwargs)  # type: ignore
+
+    def wrap_str_format(self: Any, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)  # type: ignore
+        if wrapped is not None:
+            _refuse_wide_format(value.__self__)
+        return wrapped
 
     def take_step(self: Any) -> None:
         """Counts one loop step or call."""
@@ -791,7 +795,8 @@ class _Bounds:
 
 # Marks for training in some templates: plain blocks here, as they keep the text.
 _GENERATION_TAG = re.compile(r"(\{%[-+]?\s*)(end)?generation(?=\s*[-+]?%\})")
-_WIDE_FORMAT = re.compile(r"[%{][^%{}]*\d{6}")
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\d{6}|\*)|\{[^{}]*:[^{}]*(?:\d{6}|\{)")
+_GROWING_FILTERS = ("batch", "center", "format", "indent", "join", "replace", "slice")
 
 
 def _plain_block(tag: re.Match[str]) -> str:
@@ -830,15 +835,36 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
-def _guarded(function: Any) -> Any:
+def _guarded(name: str, function: Any) -> Any:
+    # Some filters get jinja2's context first; the subject is what follows it.
+    first = int(hasattr(function, "jinja_pass_arg"))
+
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        _refuse_huge([*args, *kwargs.values()])
-        if function.__name__ == "do_format":
-            _refuse_wide_format(str(args[0]))
-        return function(*args, **kwargs)
+        checked = _checked_growth(name, args[first:], kwargs)
+        return function(*args[:first], *checked, **kwargs)
 
     return guarded
+
+
+def _checked_growth(name: str, values: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Refuses a text method or filter whose result may be huge; returns `values`."""
+    _refuse_huge([*values, *named.values()])
+    values = list(values)
+    subject, others = values[0], values[1:]
+    if name == "format":
+        _refuse_wide_format(str(subject))
+    elif name == "replace" and len(others) >= 2:
+        old, new = map(str, others[:2])
+        _refuse_huge([str(subject).count(old) * len(new)])
+    elif name == "join" and (others or not isinstance(subject, str)):
+        # The method's subject is the separator, the filter's is the list.
+        at = 1 if isinstance(subject, str) else 0
+        values[at] = list(values[at])
+        separators = [v for i, v in enumerate(values) if i != at and isinstance(v, str)]
+        width = max(map(len, separators), default=0)
+        _refuse_huge([sum(len(str(v)) + width for v in values[at])])
+    return values
 
 
 def _refuse_huge(values: Iterable[Any]) -> None:
@@ -849,4 +875,4 @@ def _refuse_huge(values: Iterable[Any]) -> None:
 
 def _refuse_wide_format(text: str) -> None:
     if _WIDE_FORMAT.search(text):
-        raise OverflowError("a format of a million characters or more")
+        raise OverflowError("a format that widens its values so far")

@@ -90,6 +90,15 @@ class Chunk(NamedTuple):
 class Model(Protocol):
     """A decoder for one row; `norm` and `unembed` are apart and take any batch."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a logit."""
+        ...
+
+    def init_hidden(self, rows: int) -> Float[Array, "B E"]:
+        """A hidden state of zeros for each row."""
+        ...
+
     def __call__(
         self,
         tokens: Int[Array, " T"],

@@ -32,8 +32,8 @@ class Checkpoint:
     Attributes:
         path: as the user gave it.
         config: the decoder that the checkpoint describes.
-        tensors: by canonical name: the parameter's path in `Decoder`, which is the Hugging
-            Face name without `model.`, and `final_norm` for its last norm.
+        tensors: by canonical name, a parameter's path in `Decoder`: the Hugging Face
+            name without `model.`, and `final_norm` for its last norm.
         faults: what opening found wrong with single tensors; `load_parameters` reports
             them together with its own.
     """

@@ -7,17 +7,19 @@ threefry2x32 in its partitionable form, whatever the user's defaults: then a pad
 sharded vocabulary changes no id.
 """
 
+from collections.abc import Sequence
+
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 PURPOSES = 3
 NEXT_TOKEN, DRAFT_TOKEN, ACCEPT = range(PURPOSES)
 
 
-def seed_keys(seeds: Int[Array, " B"]) -> UInt32[Array, "B 2"]:
-    """The key data of each row's seed."""
-    return jax.vmap(lambda seed: jax.random.key_data(_key(seed)))(seeds)
+def seed_keys(seeds: Sequence[int]) -> UInt32[np.ndarray, "B 2"]:
+    """The key data of each row's seed: its high and its low 32 bits."""
+    return np.array([[seed >> 32, seed & 0xFFFFFFFF] for seed in seeds], np.uint32)
 
 
 def gumbels(
@@ -39,10 +41,6 @@ def uniforms(
 ) -> Float[Array, "B m"]:
     """One uniform in [0, 1) for each slot."""
     return _draw(keys, lengths, slots, purpose, jax.random.uniform)
-
-
-def _key(seed):
-    return jax.random.key(seed, impl="threefry2x32")
 
 
 def _draw(keys, lengths, slots, purpose, draw):

@@ -1,0 +1,1 @@
+"""Drafters: each is a pytree with four verbs (`jaxspec.types.Drafter`)."""

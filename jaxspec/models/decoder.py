@@ -111,6 +111,15 @@ class Decoder(nnx.Module):
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return project(normed, head.weight[...], jnp.float32)
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a logit."""
+        return self.config.vocab_size
+
+    def init_hidden(self, rows: int) -> Float[Array, "B E"]:
+        """A hidden state of zeros for each row."""
+        return jnp.zeros((rows, self.config.hidden_size), self.dtype)
+
     def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
         """An empty cache for `capacity` tokens; `width`: the widest commit ever made."""
         return KVCache.init(

@@ -1,9 +1,10 @@
 """Run as a process: loads a synthetic model and prints its peak memory over its size.
 
-`python -m tests.checkpoints.memory_probe FOLDER hf|gguf DTYPE load|hoard`; `hoard` keeps
-a second copy of every tensor, to show that the probe would notice.
+`python -m tests.checkpoints.memory_probe FOLDER hf|gguf DTYPE load|hoard`; `hoard`
+keeps a second copy of every tensor, to show that the probe would notice.
 """
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.load import load_parameters, open_checkpoint
+from jaxspec.checkpoints.hf_config import parse_config
+from jaxspec.checkpoints.load import expected_shapes, load_parameters, open_checkpoint
 from tests.checkpoints import writers
 
 # 76 million parameters, three quarters of them in two large tensors: 300 MB in float32.
@@ -35,14 +37,13 @@ def anonymous_bytes() -> int:
 def write(folder: Path, layout: str) -> Path:
     """Writes the model with blocks of equal bytes, which costs no time."""
     values = writers.tiny_config("llama", **_SIZES)
-    from jaxspec.checkpoints.hf_config import parse_config
-    from jaxspec.checkpoints.load import expected_shapes
-
     shapes = expected_shapes(parse_config(values, "config.json"))
     names = {name: writers.hf_name(name) for name in shapes}
     if layout == "hf":
         tensors = {names[n]: np.ones(shape, np.float32) for n, shape in shapes.items()}
-        return writers.write_hf_folder(folder, values, dtype="bfloat16", tensors=tensors)
+        return writers.write_hf_folder(
+            folder, values, dtype="bfloat16", tensors=tensors
+        )
     tensors = {names[n]: np.empty(shape, np.uint8) for n, shape in shapes.items()}
     stored = {}
     for name, tensor in writers.gguf_tensors(values, tensors).items():
@@ -62,8 +63,6 @@ def main() -> None:
     if mode == "write":
         write(Path(folder), layout)
         return
-    import subprocess
-
     command = [sys.executable, "-m", "tests.checkpoints.memory_probe", folder, layout]
     subprocess.run([*command, dtype, "write"], check=True)
     path = Path(folder) / "model.gguf" if layout == "gguf" else Path(folder)

@@ -99,7 +99,10 @@ def test_bl38_unknown_rope_type_is_refused_by_name(kind, layout):
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor` is missing"),
         ({"rope_type": "linear", "factor": 0.5}, "factor` is 0.5"),
         ({"rope_type": "linear", "factor": math.nan}, "factor` is nan"),
-        ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor"),
+        (
+            {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0},
+            "high_freq_factor",
+        ),
         ({"rope_type": "default", "factor": 8.0}, "unknown field `factor`"),
         ({"rope_type": "linear", "type": "llama3", "factor": 2.0}, "`type` is"),
         ({"type": "linear", "factor": 2.0, "mrope_section": [1]}, "mrope_section"),

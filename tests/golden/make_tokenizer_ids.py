@@ -66,8 +66,8 @@ def _as_original(tokenizer, short_name: str) -> str:
         return "transformers leaves out the original's NFC normalizer; set"
     return (
         "as transformers converts it. Not checked against the original tokenizer.json, "
-        "which was not at hand. Known of it: the same normalizer and byte fallback, and "
-        "merges in the order of the vocabulary"
+        "which was not at hand. Known of it: the same normalizer and byte fallback, "
+        "and merges in the order of the vocabulary"
     )
 
 
