@@ -4,11 +4,13 @@ Everything read here comes from a model's files and is checked before it is used
 chat templates are programs, so they run in a sandbox with bounds on size and work.
 """
 
+import contextlib
 import datetime
 import functools
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -287,41 +289,51 @@ def _tokens_by_id(backend: Any) -> list[str | None]:
 def _from_folder(kind: type[Tokenizer], folder: Path) -> Tokenizer:
     backend = _backend_from_json(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
-    model = _read_json(folder / "config.json")
-    generation = _read_json(folder / "generation_config.json")
+    vocab = backend.get_vocab()
     faults: list[str] = []
-    size = len(_tokens_by_id(backend))
     named = {
-        name: _named_token(config.get(name), name, backend, faults)
+        name: _named_token(config.get(name), name, vocab, faults)
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
     }
-
-    def ids(values: Mapping[str, Any], file: str, key: str) -> list[int]:
-        return _id_list(values.get(key), f"{file}: {key}", size, faults)
-
-    text_config = model.get("text_config")
-    text_config = text_config if isinstance(text_config, dict) else {}
-    eos = ids(generation, "generation_config.json", "eos_token_id")
-    eos += ids(model, "config.json", "eos_token_id")
-    eos += ids(text_config, "config.json: text_config", "eos_token_id")
-    bos = ids(model, "config.json", "bos_token_id")
-    if named["eos_token"]:
-        eos.append(backend.token_to_id(named["eos_token"]))
-    if named["bos_token"]:
-        bos.insert(0, backend.token_to_id(named["bos_token"]))
+    named = {name: text for name, text in named.items() if text is not None}
+    bos, eos = _ids_of_the_configs(folder, max(vocab.values()) + 1, faults)
     template = _folder_template(folder, config, faults)
-    prefix = _added_prefix(backend, faults)
+    with _faults_of_the_package(folder / "tokenizer.json"):
+        prefix = _added_prefix(backend, vocab, faults)
     refuse(faults, str(folder))
+    own = {name: [vocab[text]] for name, text in named.items()}
     adds_bos = config.get("add_bos_token")
     return kind(
         backend,
         source=str(folder),
-        bos_id=(prefix + bos + [None])[0],
-        eos_ids=eos,
+        bos_id=next(iter([*prefix, *own.get("bos_token", []), *bos]), None),
+        eos_ids=[*own.get("eos_token", []), *eos],
         adds_bos=adds_bos if isinstance(adds_bos, bool) else bool(prefix),
         chat_template=template,
-        named_tokens={name: text for name, text in named.items() if text},
+        named_tokens=named,
     )
+
+
+def _ids_of_the_configs(
+    folder: Path, size: int, faults: list[str]
+) -> tuple[list[int], list[int]]:
+    """The BOS and EOS ids that the model's configs name."""
+    model = _read_json(folder / "config.json")
+    inner = model.get("text_config")
+    places = {
+        "generation_config.json": _read_json(folder / "generation_config.json"),
+        "config.json": model,
+        "config.json: text_config": inner if isinstance(inner, dict) else {},
+    }
+    bos, eos = (
+        [
+            token
+            for place, values in places.items()
+            for token in _id_list(values.get(key), f"{place}: {key}", size, faults)
+        ]
+        for key in ("bos_token_id", "eos_token_id")
+    )
+    return bos, eos
 
 
 def _backend_from_json(path: Path) -> Any:
@@ -329,10 +341,22 @@ def _backend_from_json(path: Path) -> Any:
 
     text = _read_text(path)
     _check_tokenizer_json(_parse_json(text, path), path)
-    try:
+    with _faults_of_the_package(path):
         return tokenizers.Tokenizer.from_str(text)
-    # The package raises bare Exception for every fault that it finds.
-    except Exception as error:
+
+
+@contextlib.contextmanager
+def _faults_of_the_package(path: Path) -> Iterator[None]:
+    """Turns what the tokenizers package raises for a bad file into a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    # Faults come as bare Exception, or as a panic, which is no Exception.
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
         raise UserError(
             f"{path}: not a usable tokenizer ({error}); download it again"
         ) from None
@@ -357,16 +381,19 @@ def _check_tokenizer_json(data: Mapping[str, Any], path: Path) -> None:
     wrong = [i for i in ids if type(i) is not int or not 0 <= i < MAX_ID]
     if wrong:
         faults.append(f"token id {wrong[0]!r} is outside 0..{MAX_ID - 1}")
-    if isinstance(vocab, dict) and len(set(map(str, vocab.values()))) < len(vocab):
-        faults.append("two tokens of the vocabulary share an id")
-    if isinstance(vocab, dict) and isinstance(model, dict) and not faults:
-        faults += _merge_faults(model.get("merges") or [], vocab)
+    merges = model.get("merges") if isinstance(model, dict) and not faults else None
+    # With a prefix on inner pieces, joining is more than putting side by side.
+    prefixed = isinstance(model, dict) and model.get("continuing_subword_prefix")
+    if isinstance(merges, list) and isinstance(vocab, dict) and not prefixed:
+        faults += _merge_faults(merges, vocab)
     refuse(faults, str(path))
 
 
 def _merge_faults(merges: Iterable[Any], vocab: Mapping[str, int]) -> list[str]:
     """The first merge that is no pair of known tokens with a known result."""
     for line, merge in enumerate(merges):
+        if isinstance(merge, str) and merge.startswith("#version"):
+            continue
         pair = merge.split(" ") if isinstance(merge, str) else merge
         whole = isinstance(pair, list | tuple) and len(pair) == 2
         if not whole or not all(isinstance(part, str) for part in pair):
@@ -407,11 +434,13 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _named_token(value: Any, name: str, backend: Any, faults: list[str]) -> str | None:
+def _named_token(
+    value: Any, name: str, vocab: Mapping[str, int], faults: list[str]
+) -> str | None:
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
         return None
-    if not isinstance(text, str) or backend.token_to_id(text) is None:
+    if not isinstance(text, str) or text not in vocab:
         faults.append(
             f"tokenizer_config.json: {name} {text!r} is not in the vocabulary"
         )
@@ -427,9 +456,11 @@ def _id_list(value: Any, where: str, size: int, faults: list[str]) -> list[int]:
     return [v for v in values if v not in wrong]
 
 
-def _added_prefix(backend: Any, faults: list[str]) -> list[int]:
+def _added_prefix(
+    backend: Any, vocab: Mapping[str, int], faults: list[str]
+) -> list[int]:
     """The ids that the tokenizer's own post-processor puts before a text."""
-    texts = ("a", *backend.get_vocab())
+    texts = itertools.chain("a", vocab)
     text = next((t for t in texts if backend.encode(t, add_special_tokens=False)), "")
     plain = backend.encode(text, add_special_tokens=False).ids
     whole = backend.encode(text, add_special_tokens=True).ids
@@ -464,25 +495,8 @@ def _folder_template(
 
 def _from_gguf(kind: type[Tokenizer], path: Path) -> Tokenizer:
     fields = _tokenizer_fields(path)
-    tokens = fields.get("tokenizer.ggml.tokens")
-    model = fields.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level_backend, "llama": _sentencepiece_backend}
+    tokens, types = _gguf_vocabulary(fields, path)
     faults: list[str] = []
-    if not _is_list(tokens, str) or not 0 < len(tokens or []) <= MAX_ID:
-        faults.append("tokenizer.ggml.tokens is missing or not a list of texts")
-    if model not in builders:
-        faults.append(
-            f"tokenizer.ggml.model is {model!r}, expected one of {sorted(builders)}"
-        )
-    refuse(faults, str(path))
-    assert isinstance(tokens, list) and isinstance(model, str)
-    types = fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-    if not _is_list(types, int) or len(types) != len(tokens):
-        faults.append("tokenizer.ggml.token_type does not match the tokens")
-    vocab = {token: index for index, token in enumerate(tokens)}
-    if len(vocab) < len(tokens):
-        twice = next(t for i, t in enumerate(tokens) if vocab[t] != i)
-        faults.append(f"token {twice!r} occurs twice in tokenizer.ggml.tokens")
 
     def ids(name: str) -> list[int]:
         key = f"tokenizer.ggml.{name}_token_id"
@@ -494,21 +508,46 @@ def _from_gguf(kind: type[Tokenizer], path: Path) -> Tokenizer:
     if template is not None and not isinstance(template, str):
         faults.append("tokenizer.chat_template is not a text")
     refuse(faults, str(path))
-    backend = builders[model](fields, types, path)
-    pre = fields.get("tokenizer.ggml.pre")
-    adds_bos = fields.get("tokenizer.ggml.add_bos_token")
+    is_bytes = fields["tokenizer.ggml.model"] == "gpt2"
+    build = _byte_level_backend if is_bytes else _sentencepiece_backend
+    with _faults_of_the_package(path):
+        backend = build(fields, types, path)
+    # What llama.cpp does with a file that does not say.
+    by_default = not is_bytes or fields.get("tokenizer.ggml.pre") == "llama-bpe"
     return kind(
         backend,
         source=str(path),
         bos_id=named["bos"][0] if named["bos"] else None,
         eos_ids=eos,
-        adds_bos=bool(
-            (model == "llama" or pre == "llama-bpe") if adds_bos is None else adds_bos
-        ),
+        adds_bos=bool(fields.get("tokenizer.ggml.add_bos_token", by_default)),
         chat_template=template,
         unused=[i for i, t in enumerate(types) if t == _UNUSED],
         named_tokens={f"{n}_token": tokens[i[0]] for n, i in named.items() if i},
     )
+
+
+def _gguf_vocabulary(
+    fields: Mapping[str, Any], path: Path
+) -> tuple[list[str], list[int]]:
+    """The tokens, all different, and their types."""
+    tokens = fields.get("tokenizer.ggml.tokens", [])
+    types = fields.get("tokenizer.ggml.token_type")
+    model = fields.get("tokenizer.ggml.model")
+    faults = []
+    if model not in ("gpt2", "llama"):
+        faults.append(f"tokenizer.ggml.model is {model!r}, expected 'gpt2' or 'llama'")
+    if not _is_list(tokens, str) or not 0 < len(tokens) <= MAX_ID:
+        refuse([*faults, "tokenizer.ggml.tokens is missing or no texts"], str(path))
+    if types is None:
+        types = [_NORMAL] * len(tokens)
+    if not _is_list(types, int) or len(types) != len(tokens):
+        faults.append("tokenizer.ggml.token_type does not match the tokens")
+    ids = {token: index for index, token in enumerate(tokens)}
+    twice = next((t for i, t in enumerate(tokens) if ids[t] != i), None)
+    if twice is not None:
+        faults.append(f"token {twice!r} occurs twice in tokenizer.ggml.tokens")
+    refuse(faults, str(path))
+    return tokens, types
 
 
 def _is_list(value: Any, kind: type) -> bool:
@@ -531,7 +570,7 @@ def _byte_level_backend(fields: Mapping[str, Any], types: list[int], path: Path)
     if isinstance(merges, list):
         faults += _merge_faults(merges, vocab)
     else:
-        faults.append("tokenizer.ggml.merges is missing or not a list of texts")
+        faults.append("tokenizer.ggml.merges is missing or not a list")
     refuse(faults, str(path))
     pairs = [tuple(merge.split(" ")) for merge in merges or []]
     # Llama 3's tokenizer takes a word that is a token whole, whatever the merges say.

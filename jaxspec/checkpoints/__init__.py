@@ -1,0 +1,1 @@
+"""Reads model checkpoints, and fetches those that are not here yet."""

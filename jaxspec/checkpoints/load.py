@@ -1,13 +1,14 @@
 """From a checkpoint file to the arrays of a `Decoder`, strictly, without a copy."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jaxspec.checkpoints.fields import refuse_all, shown
 from jaxspec.checkpoints.tensors import (
@@ -18,6 +19,7 @@ from jaxspec.checkpoints.tensors import (
 )
 from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
+from jaxspec.models.decoder import Decoder
 
 Place = Callable[[str, np.ndarray], jax.Array]
 
@@ -47,6 +49,32 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         f"{place}: no such file or folder, expected a GGUF file or a folder with "
         "config.json and safetensors"
     )
+
+
+def load_decoder(path: str | os.PathLike[str], dtype: Any = "float32") -> Decoder:
+    """The decoder of a GGUF file or a Hugging Face folder.
+
+    Raises:
+        UserError: one line with all that is wrong with the file.
+    """
+    checkpoint = open_checkpoint(path)
+    parameters = load_parameters(checkpoint, dtype)
+    return with_parameters(checkpoint.config, parameters, _checked_dtype(dtype))
+
+
+def with_parameters(
+    config: ModelConfig, parameters: Mapping[str, jax.Array], dtype: Any
+) -> Decoder:
+    """A decoder that holds the given arrays; no others are ever made."""
+    abstract = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(abstract)
+
+    def pick(path, _):
+        return parameters[".".join(str(getattr(key, "key", key)) for key in path)]
+
+    filled = jax.tree_util.tree_map_with_path(pick, nnx.to_pure_dict(state))
+    nnx.replace_by_pure_dict(state, filled)
+    return nnx.merge(graph, state)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

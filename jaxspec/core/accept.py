@@ -59,9 +59,9 @@ def _after(target_log_probs, draft, accepted) -> Float[Array, "B V"]:
         draft_log_probs = one_hot_log(token, vocabulary)
     else:
         draft_log_probs = _row(draft.log_probs, refused[:, 0])
-    draft_probs = jnp.where(was_refused[:, None], jnp.exp(draft_log_probs), 0.0)
     own = _row(target_log_probs, accepted)
-    return residual_log_probs(own, draft_probs)
+    residual = residual_log_probs(own, jnp.exp(draft_log_probs))
+    return jnp.where(was_refused[:, None], residual, own)
 
 
 def _row(log_probs, index) -> Float[Array, "B V"]:

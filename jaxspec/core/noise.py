@@ -10,6 +10,7 @@ sharded vocabulary changes no id.
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
@@ -30,7 +31,7 @@ def gumbels(
     size: int,
 ) -> Float[Array, "B m V"]:
     """Standard Gumbel noise over `size` ids for each slot."""
-    return _draw(keys, lengths, slots, purpose, lambda k: jax.random.gumbel(k, (size,)))
+    return _draw(keys, lengths, slots, purpose, lambda key: _gumbel(key, size))
 
 
 def uniforms(
@@ -40,7 +41,24 @@ def uniforms(
     purpose: int,
 ) -> Float[Array, "B m"]:
     """One uniform in [0, 1) for each slot."""
-    return _draw(keys, lengths, slots, purpose, jax.random.uniform)
+
+    def draw(key):
+        return jax.random.uniform(key, dtype=jnp.float32)
+
+    return _draw(keys, lengths, slots, purpose, draw)
+
+
+def _gumbel(key, size: int) -> Float[Array, " V"]:
+    """Minus the log of an exponential, whose small end has all 32 bits.
+
+    That end decides a draw. `jax.random.gumbel` has 23 bits there, so that over 152k
+    equal ids it ties for the maximum in about 1 draw of 100, and ties go to the lowest
+    id; its bits also depend on the user's defaults.
+    """
+    bits = jax.random.bits(key, (size,), jnp.uint32)
+    # Never 0 or 1: infinite noise would make an impossible id possible, or hide one.
+    tail = jnp.clip(bits.astype(jnp.float32) * 2.0**-32, 2.0**-33, 1 - 2.0**-24)
+    return -jnp.log(-jnp.log1p(-tail))
 
 
 def _draw(keys, lengths, slots, purpose, draw):

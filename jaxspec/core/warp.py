@@ -18,6 +18,7 @@ from jaxspec.core.distributions import log_softmax
 LANES = 128
 # The bits of the largest finite float32: no distance from the maximum is above it.
 LARGEST = 0x7F7FFFFF
+LARGEST_FLOAT = float(jnp.finfo(jnp.float32).max)
 
 
 class Sampling(NamedTuple):
@@ -43,10 +44,11 @@ class Sampling(NamedTuple):
         return self.temperature == 0
 
 
-def warp(
-    logits: Float[Array, "B m V"], sampling: Sampling
-) -> Float[Array, "B m V"]:
+def warp(logits: Float[Array, "B m V"], sampling: Sampling) -> Float[Array, "B m V"]:
     """Log-probabilities after the row's options; a greedy row's are the raw ones."""
+    # Float32 before any difference is taken; a logit of plus infinity is a certainty,
+    # not the NaN that infinity less infinity gives.
+    logits = jnp.minimum(logits.astype(jnp.float32), LARGEST_FLOAT)
 
     def sampled(logits):
         greedy = sampling.greedy[:, None, None]
@@ -73,8 +75,10 @@ def _cut(below: Float[Array, "B m V"], sampling: Sampling) -> Float[Array, "B m 
     if sampling.top_p is not None:
         # Relative to what top-k kept.
         weights = jnp.where(below <= cut, jnp.exp(-below), 0.0)
-        wanted = column(sampling.top_p) * _row_sum(weights)
-        cut = jnp.minimum(cut, _threshold(below, weights, wanted))
+        top_p = column(sampling.top_p)
+        found = _threshold(below, weights, top_p * _row_sum(weights))
+        # 1 keeps all: a float32 sum is complete before its smallest terms are in it.
+        cut = jnp.where(top_p < 1, jnp.minimum(cut, found), cut)
     if sampling.min_p is not None:
         cut = jnp.minimum(cut, -jnp.log(column(sampling.min_p)))
     return cut
@@ -102,7 +106,8 @@ def _threshold(
     low = jnp.full((*below.shape[:-1], 1), -1, jnp.int32)
     high = jnp.full_like(low, LARGEST)
     _, high = lax.fori_loop(0, 31, halve, (low, high))
-    return lax.bitcast_convert_type(high, jnp.float32)
+    # Where nothing is wanted (top_p 0) even -1 is enough, and no distance has its bits.
+    return lax.bitcast_convert_type(jnp.maximum(high, 0), jnp.float32)
 
 
 def _row_sum(values: Float[Array, "B m V"]) -> Float[Array, "B m 1"]:

@@ -57,7 +57,9 @@ def decode_round(
 
     draft, drafting = drafter.propose(target, state.drafter, context, draft_noise)
     output, scratch, log_probs = verify(target, drafter, draft, context, sampling)
-    nodes = jnp.broadcast_to(jnp.arange(1, draft.tokens.shape[1] + 1), draft.tokens.shape)
+    nodes = jnp.broadcast_to(
+        jnp.arange(1, draft.tokens.shape[1] + 1), draft.tokens.shape
+    )
     uniforms = noise.uniforms(state.keys, state.length, nodes, noise.ACCEPT)
     verdict = rejection(log_probs, draft, uniforms)
     next_token = _draw(state, verdict.next_log_probs, sampling)

@@ -134,9 +134,7 @@ def emit(
     ended = jnp.where(before_end < count, EOS, ended)
     # Places past the count are sent out of range and dropped.
     capacity = state.tokens.shape[1]
-    columns = jnp.where(
-        place < count[:, None], state.length[:, None] + place, capacity
-    )
+    columns = jnp.where(place < count[:, None], state.length[:, None] + place, capacity)
     put = (jnp.arange(emitted.shape[0])[:, None], columns)
     is_draft = place < verdict.count[:, None] - 1
     state = state._replace(

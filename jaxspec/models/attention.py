@@ -74,7 +74,11 @@ class Attention(nnx.Module):
         self.inverse_frequencies = config.ropes[layer].inverse_frequencies(width)
 
     def __call__(
-        self, inputs: Float[Array, "T E"], cache: KVCache, scratch: Scratch, place: Place
+        self,
+        inputs: Float[Array, "T E"],
+        cache: KVCache,
+        scratch: Scratch,
+        place: Place,
     ) -> tuple[Float[Array, "T E"], Scratch]:
         """Attends to what is visible; the scratch returned holds this pass's entries."""
         queries = self._heads(self.q_proj(inputs), self.q_norm, place.positions)

@@ -42,7 +42,11 @@ class Block(nnx.Module):
             self.post_feedforward_layernorm = norm()
 
     def __call__(
-        self, hidden: Float[Array, "T E"], cache: KVCache, scratch: Scratch, place: Place
+        self,
+        hidden: Float[Array, "T E"],
+        cache: KVCache,
+        scratch: Scratch,
+        place: Place,
     ) -> tuple[Float[Array, "T E"], Scratch]:
         """Applies the layer."""
         normed = self.input_layernorm(hidden)

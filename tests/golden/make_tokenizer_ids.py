@@ -14,6 +14,11 @@ from pathlib import Path
 
 from tests import models_on_disk
 
+CAUTION = (
+    "Made from the GGUF files, mended where a note says so. The tokenizer.json files "
+    "of the original models were not at hand. The texts whose ids depend on a mend "
+    "(digits for smollm2, decomposed accents for qwen2) are no independent evidence."
+)
 OUTPUT = Path(__file__).with_name("tokenizer_ids.json")
 
 TEXTS = {
@@ -45,7 +50,8 @@ CHATS = {
 def _as_original(tokenizer, short_name: str) -> str:
     """Mends what transformers' GGUF conversion leaves out; returns a note on it.
 
-    The mends restore what the tokenizer.json of the original model does.
+    The mends restore what the original models do, as far as it is public knowledge:
+    their tokenizer.json files were not at hand, so none of this is checked by them.
     """
     from tokenizers import normalizers, pre_tokenizers
 
@@ -58,20 +64,17 @@ def _as_original(tokenizer, short_name: str) -> str:
             ]
         )
         return (
-            "transformers ignores the pre-tokenizer 'smollm'; set to the original's: "
-            "digits one by one, then the GPT-2 byte-level split"
+            "mended: transformers ignores the pre-tokenizer 'smollm' that the file "
+            "names (digits one by one, then the GPT-2 byte-level split)"
         )
     if short_name.startswith("qwen2"):
         backend.normalizer = normalizers.NFC()
-        return "transformers leaves out the original's NFC normalizer; set"
-    return (
-        "as transformers converts it. Not checked against the original tokenizer.json, "
-        "which was not at hand. Known of it: the same normalizer and byte fallback, "
-        "and merges in the order of the vocabulary"
-    )
+        return "mended: transformers leaves out Qwen2's NFC normalizer"
+    return "as transformers converts it: merges in the order of the vocabulary"
 
 
-def _golden(short_name: str, file: Path) -> dict:
+def golden_ids(short_name: str, file: Path) -> dict:
+    """The note, the ids of `TEXTS` and those of `CHATS` for one model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -95,9 +98,10 @@ def main() -> None:
     models = {}
     for name in names:
         file = Path(given[name]) if name in given else models_on_disk.path(name)
-        models[name] = _golden(name, file)
+        models[name] = golden_ids(name, file)
     golden = {
         "made_by": "python -m tests.golden.make_tokenizer_ids",
+        "caution": CAUTION,
         "transformers": transformers.__version__,
         "texts": TEXTS,
         "chats": CHATS,

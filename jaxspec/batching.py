@@ -1,0 +1,82 @@
+"""Requests as padded arrays, in the few shapes that programs are compiled for."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxspec.core.noise import seed_keys
+from jaxspec.core.warp import Sampling
+from jaxspec.decoding.state import Prompts
+from jaxspec.requests import Request
+from jaxspec.types import Chunk
+
+LARGEST_CHUNK = 512
+SMALLEST_CHUNK = 16
+EOS_SLOTS = 8
+
+
+def power_of_two(size: int, smallest: int) -> int:
+    """The smallest power of two that is at least `size` and `smallest`."""
+    return 1 << (max(size, smallest) - 1).bit_length()
+
+
+def pack(requests: Sequence[Request], rows: int, capacity: int) -> Prompts:
+    """The prompts of a batch; rows past the requests are inert."""
+    tokens = np.zeros((rows, capacity), np.int32)
+    # An inert row holds one token, so that every position it names exists.
+    length, limit = np.ones(rows, np.int32), np.ones(rows, np.int32)
+    for row, request in enumerate(requests):
+        count = len(request.ids)
+        tokens[row, :count] = request.ids
+        length[row] = count
+        limit[row] = min(count + request.max_new_tokens, capacity)
+    seeds = [request.seed for request in requests] + [0] * (rows - len(requests))
+    return Prompts(tokens, length, limit, seed_keys(seeds))  # pyright: ignore
+
+
+def pack_sampling(requests: Sequence[Request], rows: int) -> Sampling:
+    """The sampling options of a batch; inert rows are greedy."""
+
+    def column(name: str, dtype, idle):
+        values = [getattr(request, name) for request in requests]
+        if values[0] is None:
+            return None
+        return np.array(values + [idle] * (rows - len(values)), dtype)
+
+    return Sampling(
+        temperature=column("temperature", np.float32, 0.0),  # pyright: ignore
+        top_k=column("top_k", np.int32, 0),
+        top_p=column("top_p", np.float32, 1.0),
+        min_p=column("min_p", np.float32, 0.0),
+    )
+
+
+def pack_eos(eos_ids: Collection[int]) -> Int[np.ndarray, " eos"]:
+    """The ids that end a row, padded with an id that no token has."""
+    padded = np.full(power_of_two(len(eos_ids), EOS_SLOTS), -1, np.int32)
+    padded[: len(eos_ids)] = sorted(eos_ids)
+    return padded
+
+
+def chunks(prompts: Prompts) -> Iterator[tuple[Chunk, np.bool_]]:
+    """The prompts piece by piece, and whether a piece is the last.
+
+    Only the last piece has another width than `LARGEST_CHUNK`: a power of two, so that
+    prompts of 5 to 16 tokens share a program.
+    """
+    longest = int(prompts.length.max())
+    for start in range(0, longest, LARGEST_CHUNK):
+        rest = min(longest - start, LARGEST_CHUNK)
+        width = power_of_two(rest, SMALLEST_CHUNK)
+        piece = np.asarray(prompts.tokens)[:, start : start + width]
+        padding = width - piece.shape[1]
+        count = np.clip(np.asarray(prompts.length) - start, 0, width)
+        yield (
+            Chunk(
+                np.pad(piece, ((0, 0), (0, padding))),  # pyright: ignore
+                np.full(len(count), start, np.int32),  # pyright: ignore
+                count.astype(np.int32),  # pyright: ignore
+            ),
+            np.bool_(start + rest == longest),
+        )
