@@ -178,7 +178,7 @@ class KVCache:
         return KVCache(tuple(groups), self.length + count, self.windows)
 
     def shorten(self, length: Int[Array, " B"]) -> "KVCache":
-        """Forgets what stands at or past `length`, which must not exceed the present."""
+        """Forgets what stands at or past `length`; never makes a row longer."""
         return dataclasses.replace(self, length=jnp.minimum(self.length, length))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxspec.batching import (
@@ -68,8 +67,8 @@ class Generator:
         self.target = target
         self.drafter = _make_drafter(target, drafter, draft_tokens)
         self.capacity = capacity
-        # First chunk of a prompt, later chunks, rounds. The state is given away, so that
-        # the caches are updated where they lie.
+        # First chunk of a prompt, later chunks, rounds. The state is given away: the
+        # caches are updated where they lie.
         self.programs = (
             Program(prefill, static=1),
             Program(prefill, static=1, donate=(2,)),
@@ -133,9 +132,8 @@ class Generator:
         Options are those of `generate`; all are checked before the first batch runs.
         """
         requests = make_requests(self.target, prompts, **options)
-        size = max(len(requests), 1) if batch_size is None else batch_size
-        if not isinstance(size, int) or size < 1:
-            raise UserError(f"batch_size is {size!r}, expected a whole number over 0")
+        check_batch_size(batch_size)
+        size = batch_size or max(len(requests), 1)
         capacity, ends = self._capacity_for(requests), self._eos(eos_ids)
         batches = [requests[at : at + size] for at in range(0, len(requests), size)]
         return (
@@ -222,6 +220,16 @@ class Generator:
         while state.active.any():
             state = run_rounds(model, drafter, state, options, np.int32(rounds))
             yield state
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Refuses a batch size under 1; None is one batch of all prompts.
+
+    Raises:
+        UserError: names the value.
+    """
+    if batch_size is not None and not (isinstance(batch_size, int) and batch_size > 0):
+        raise UserError(f"batch_size is {batch_size!r}, expected a whole number over 0")
 
 
 def _make_drafter(

@@ -1,4 +1,4 @@
-"""Compiled programs: each compiled once for its shapes, and timed apart from its runs."""
+"""Compiled programs: one for each set of shapes, compiling timed apart from running."""
 
 import time
 from collections.abc import Callable
@@ -27,17 +27,29 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the program for these shapes and waits for its result."""
-        count = len(args) - self._static
-        arrays, static = args[:count], args[count:]
+        arrays, _ = self._split(args)
+        compiled = self.compile(*args)
+        start = time.perf_counter()
+        result = jax.block_until_ready(compiled(*arrays))
+        self.seconds += time.perf_counter() - start
+        self.dispatches += 1
+        return result
+
+    def compile(self, *args: Any) -> Any:
+        """The executable for these shapes: arrays, or `jax.ShapeDtypeStruct`s.
+
+        Shapes whose sharding names devices of another machine are compiled for it.
+        """
+        arrays, static = self._split(args)
         leaves, tree = jax.tree.flatten(arrays)
         key = (tree, static, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._compiled:
             self._compiled[key] = self._compile(arrays, static)
-        start = time.perf_counter()
-        result = jax.block_until_ready(self._compiled[key](*arrays))
-        self.seconds += time.perf_counter() - start
-        self.dispatches += 1
-        return result
+        return self._compiled[key]
+
+    def _split(self, args: tuple) -> tuple[tuple, tuple]:
+        count = len(args) - self._static
+        return args[:count], args[count:]
 
     def _compile(self, arrays: tuple, static: tuple) -> Any:
         start = time.perf_counter()

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel
@@ -27,6 +27,35 @@ class Request:
     seed: int
 
 
+class Option(NamedTuple):
+    """What an option of a row may be."""
+
+    default: Any
+    whole: bool
+    least: float
+    most: float
+    expected: str
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value is in range; None is, where that is the default."""
+        if value is None:
+            return self.default is None
+        kinds = int if self.whole else (int, float)
+        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        return is_number and self.least <= value <= self.most and math.isfinite(value)
+
+
+_SMALLEST = math.ulp(0.0)
+OPTIONS = {
+    "max_new_tokens": Option(128, True, 0, 2**31 - 1, "a whole number, 0 or more"),
+    "temperature": Option(0.0, False, 0, math.inf, "a number, 0 (greedy) or more"),
+    "top_k": Option(None, True, 0, 2**31 - 1, "a whole number, 0 (all) or more"),
+    "top_p": Option(None, False, _SMALLEST, 1, "a number over 0, at most 1"),
+    "min_p": Option(None, False, 0, 1, "a number from 0 to 1"),
+    "seed": Option(0, True, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+}
+
+
 def is_single(prompts: Any) -> bool:
     """Whether this is one prompt (a text, a chat, ids) and not a list of prompts."""
     if isinstance(prompts, str):
@@ -35,90 +64,64 @@ def is_single(prompts: Any) -> bool:
 
 
 def make_requests(
-    model: LanguageModel,
-    prompts: Sequence[Prompt],
-    *,
-    max_new_tokens: Any = 128,
-    temperature: Any = 0.0,
-    top_k: Any = None,
-    top_p: Any = None,
-    min_p: Any = None,
-    seed: Any = 0,
+    model: LanguageModel, prompts: Sequence[Prompt], **options: Any
 ) -> list[Request]:
     """One request a prompt; an option is one value for all rows, or one value each.
-
-    An int seed gives row i the seed `seed + i`.
 
     Raises:
         UserError: lists every fault of every option and prompt.
     """
-    rows = len(prompts)
-    if isinstance(seed, int):
-        seed = [seed + row for row in range(rows)]
-    options = {
-        "max_new_tokens": (max_new_tokens, _is_count, "a whole number, 0 or more"),
-        "temperature": (temperature, _is_temperature, "a number, 0 (greedy) or more"),
-        "top_k": (top_k, _is_count, "a whole number, 0 (keep all) or more"),
-        "top_p": (top_p, _is_top_p, "a number over 0, at most 1"),
-        "min_p": (min_p, _is_min_p, "a number from 0 to 1"),
-        "seed": (seed, _is_seed, "a whole number from 0 to 2**64 - 1"),
-    }
-    faults: list[str] = []
-    columns = {
-        name: _column(name, *option, rows, faults) for name, option in options.items()
-    }
+    columns, faults = _columns(len(prompts), options)
     ids = [_ids(model, prompt, row, faults) for row, prompt in enumerate(prompts)]
     refuse(faults)
     return [
         Request(
-            prompt,
-            ids[row],
-            **{name: column[row] for name, column in columns.items()},
+            prompt, ids[row], **{name: column[row] for name, column in columns.items()}
         )
         for row, prompt in enumerate(prompts)
     ]
 
 
-def _column(name, value, is_good, expected, rows, faults) -> list:
-    """The value of an option for every row."""
+def check_options(rows: int, **options: Any) -> None:
+    """Refuses bad options without a model at hand.
+
+    Raises:
+        UserError: lists every fault.
+    """
+    refuse(_columns(rows, options)[1])
+
+
+def _columns(
+    rows: int, options: Mapping[str, Any]
+) -> tuple[dict[str, list], list[str]]:
+    """The value of every option for every row, and what is wrong with them."""
+    if unknown := set(options) - set(OPTIONS):
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    faults: list[str] = []
+    columns = {}
+    for name, option in OPTIONS.items():
+        value = options.get(name, option.default)
+        if name == "seed" and isinstance(value, int):
+            value = [value + row for row in range(rows)]
+        columns[name] = _column(name, option, value, rows, faults)
+    return columns, faults
+
+
+def _column(
+    name: str, option: Option, value: Any, rows: int, faults: list[str]
+) -> list:
     values = list(value) if isinstance(value, (list, tuple)) else [value] * rows
     if len(values) != rows:
         faults.append(
             f"{name} has {len(values)} values for {rows} prompts; give one for all or "
             "one for each"
         )
-    optional = name in ("top_k", "top_p", "min_p")
-    if optional and len({each is None for each in values}) > 1:
+    if len({each is None for each in values}) > 1:
         faults.append(f"{name} must be given for every prompt or for none")
-    for each in dict.fromkeys(values):
-        if not (each is None and optional) and not is_good(each):
-            faults.append(f"{name} is {each!r}, expected {expected}")
+    for each in dict.fromkeys(map(repr, values)):
+        bad = [v for v in values if repr(v) == each and not option.takes(v)]
+        faults += [f"{name} is {each}, expected {option.expected}"] if bad else []
     return values
-
-
-def _is_number(value: Any) -> bool:
-    is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _is_temperature(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_top_p(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= 1
-
-
-def _is_min_p(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
-
-
-def _is_seed(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
 
 
 def _ids(model: LanguageModel, prompt: Any, row: int, faults: list[str]) -> list[int]:

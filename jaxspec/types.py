@@ -40,7 +40,8 @@ class Draft(NamedTuple):
     Attributes:
         tokens: in target ids.
         parents: the slot that each node hangs on.
-        valid: a lookup miss or a missing child is invalid: neither drafted nor accepted.
+        valid: a lookup miss or a missing child is not: it is neither drafted nor
+            accepted.
         log_probs: row s is the distribution that slot s's children were drawn from;
             None: the drafter is deterministic and each distribution is one-hot.
         prefix: None, or (hidden[B, N+1, E], scratch) of the target's first
@@ -71,7 +72,7 @@ class Verdict(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a drafter may know of the rows: the committed text, newest token included."""
+    """What a drafter may know: the committed text, newest token included."""
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]
@@ -114,7 +115,7 @@ class Model(Protocol):
         hidden: Float[Array, "T E"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> tuple[Output, Any]:
-        """Runs blocks `first` to `last` over the tokens; reads the cache, never writes it.
+        """Runs blocks `first` to `last`; reads the cache, never writes it.
 
         Returns:
             The output and the scratch with this pass's keys and values in `slots`.
@@ -130,7 +131,7 @@ class Model(Protocol):
         ...
 
     def init_cache(self, rows: int, capacity: int, width: int) -> Any:
-        """An empty cache for `capacity` tokens; `width`: the widest commit ever made."""
+        """An empty cache for `capacity` tokens and commits of up to `width`."""
         ...
 
     def init_scratch(self, rows: int, slots: int) -> Any:

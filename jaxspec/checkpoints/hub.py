@@ -19,9 +19,15 @@ from jaxspec.errors import UserError
 
 SOURCES = ("auto", "hub", "pypi")
 
+_UNKNOWN = (
+    "unknown model: expected a .gguf file, a folder with config.json, a Hugging Face "
+    f"id 'org/name', or a short name ({', '.join(KNOWN)})"
+)
+
 # 'folder/model.gguf' is no id but a path that does not exist.
 _HUB_ID = re.compile(
-    r"(?![^:]*\.gguf$)(\w[\w.-]*/\w[\w.-]*)(?::((?:\w[\w.-]*/)*\w[\w.-]*))?",
+    r"(?![^:]*\.gguf$)(?P<repository>\w[\w.-]*/\w[\w.-]*)"
+    r"(:(?P<file>(\w[\w.-]*/)*\w[\w.-]*))?",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -71,21 +77,23 @@ def locate(
 ) -> Located:
     """Does what `fetch` does, and tells the source and the hash as well."""
     name = os.fspath(reference)
-    local = _local(name)
-    known = not local and name in KNOWN
+    path = pathlib.Path(os.path.expanduser(name))
+    is_local = _is_model(path)
+    is_known = not is_local and name in KNOWN
+    hub_id = _hub_id(reference, path)
     faults = []
     if source not in SOURCES:
         faults.append(f"source {source!r} is none of {', '.join(SOURCES)}")
-    if source == "pypi" and not known and not local:
-        faults.append(f"source 'pypi' has only the short names {', '.join(KNOWN)}")
-    if verify and not known:
-        faults.append(f"verify has the hash of the short names only: {', '.join(KNOWN)}")
+    if not is_known and (verify or source == "pypi"):
+        faults.append(f"verify and 'pypi' need a short name ({', '.join(KNOWN)})")
+    if not (is_local or is_known or hub_id):
+        faults.append(_UNKNOWN)
     errors.refuse(faults, f"model {name!r}")
-    if local:
-        return Located(local, "local", None)
-    if known:
+    if is_known:
         return _locate_known(name, source, progress, verify)
-    return Located(_from_id(reference, progress), "hub", None)
+    if hub_id:
+        return Located(remote.fetch(*hub_id, progress), "hub", None)
+    return Located(path, "local", None)
 
 
 def cache_folder() -> pathlib.Path:
@@ -96,35 +104,18 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(base).expanduser() / "jaxspec"
 
 
-def _local(name: str) -> pathlib.Path | None:
-    path = pathlib.Path(os.path.expanduser(name))
+def _is_model(path: pathlib.Path) -> bool:
     is_gguf = path.suffix.lower() == ".gguf" and os.path.isfile(path)
-    return path if is_gguf or os.path.isfile(path / "config.json") else None
+    return is_gguf or os.path.isfile(path / "config.json")
 
 
-def _from_id(
-    reference: str | os.PathLike[str], progress: bool | None
-) -> pathlib.Path:
-    name, names = os.fspath(reference), ", ".join(KNOWN)
-    if os.path.exists(os.path.expanduser(name)):
-        raise UserError(
-            f"model {name!r} is neither a .gguf file nor a folder with config.json: "
-            "name one of these, for example a .gguf file in that folder"
-        )
-    match = _HUB_ID.fullmatch(name) if isinstance(reference, str) else None
-    if not match:
-        raise UserError(
-            f"unknown model {name!r}: no such file or folder, and no short name "
-            f"({names}); give a .gguf file, a folder with config.json, a short name, "
-            "or a Hugging Face id 'org/name'"
-        )
-    try:
-        return remote.fetch(*match.groups(), progress)
-    except remote.NotThere as error:
-        raise UserError(
-            f"{error}; {name!r} is no local path either, and the short names "
-            f"({names}) need no hub"
-        ) from error
+def _hub_id(
+    reference: str | os.PathLike[str], path: pathlib.Path
+) -> tuple[str, str | None] | None:
+    if not isinstance(reference, str) or os.path.exists(path):
+        return None
+    match = _HUB_ID.fullmatch(reference)
+    return (match["repository"], match["file"]) if match else None
 
 
 def _locate_known(
@@ -134,27 +125,65 @@ def _locate_known(
 
     model = KNOWN[name]
     folder = cache_folder() / "models" / name
-    target, partial = folder / model.file, folder / ".partial"
-    cached = Located(target, "cache", model.sha256)
-
-    def is_good() -> bool:
-        if not target.is_file() or target.stat().st_size != model.size:
-            return False
-        return not verify or disk.sha256(target, progress) == model.sha256
-
+    cached = Located(folder / model.file, "cache", model.sha256)
     try:
-        if is_good():
+        if _is_good(cached.path, model, verify):
             return cached
         folder.mkdir(parents=True, exist_ok=True)
-        # Another process may be at it: its progress shows here, then its file.
+        # The bar also shows the progress of another process that holds the lock.
         with (
-            watching(name, lambda: disk.folder_bytes(partial), model.size, progress),
+            watching(name, lambda: disk.folder_bytes(folder), model.size, progress),
             WeakFileLock(folder / ".lock"),
         ):
-            ...
+            if _is_good(cached.path, model, verify):
+                return cached
+            cached.path.unlink(missing_ok=True)
+            return cached._replace(source=_fetch_known(name, source, cached.path))
     except OSError as error:
         raise UserError(
             f"cannot write the model cache {str(folder)!r} "
-            f"({error.strerror or error}): set JAXSPEC_CACHE to a folder that you can "
-            "write"
+            f"({error.strerror or error}): set JAXSPEC_CACHE to another folder"
         ) from error
+
+
+def _is_good(target: pathlib.Path, model: KnownModel, verify: bool) -> bool:
+    right_size = target.is_file() and target.stat().st_size == model.size
+    return right_size and not (verify and disk.sha256(target) != model.sha256)
+
+
+def _fetch_known(name: str, source: str, target: pathlib.Path) -> str:
+    works = {way: target.parent / f".{way}" for way in ("hub", "pypi")}
+    reasons = []
+    # What an interrupted fetch has left is worth more than a new start.
+    for way in sorted(works, key=lambda way: not works[way].exists()):
+        if source not in (way, "auto"):
+            continue
+        try:
+            _try(way, KNOWN[name], works[way], target)
+        except UserError as error:
+            reasons.append(f"{way}: {error}")
+            continue
+        for work in works.values():
+            shutil.rmtree(work, ignore_errors=True)
+        return way
+    raise UserError(f"cannot fetch {name}: {'; '.join(reasons)}")
+
+
+def _try(way: str, model: KnownModel, work: pathlib.Path, target: pathlib.Path) -> None:
+    work.mkdir(exist_ok=True)
+    try:
+        file = (remote if way == "hub" else wheels).download(model, work)
+        digest = disk.sha256(file)
+        if digest != model.sha256:
+            shutil.rmtree(work)
+            raise UserError(
+                f"what was sent is not {model.file}: expected sha256 {model.sha256}, "
+                f"found {digest}; it is removed, try again or another source"
+            )
+        with file.open("rb+") as opened:
+            # A crash must not leave the new name with bytes never written.
+            os.fsync(opened.fileno())
+        os.replace(file, target)
+    finally:
+        with contextlib.suppress(OSError):
+            work.rmdir()  # keeps what a later fetch can go on from

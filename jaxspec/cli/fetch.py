@@ -5,7 +5,7 @@ import json
 import pathlib
 from typing import Any
 
-from jaxspec.checkpoints import hub
+from jaxspec.checkpoints import disk, hub
 from jaxspec.errors import UserError
 
 _EPILOG = """\
@@ -84,7 +84,7 @@ def _report(reference: str, located: hub.Located) -> str:
     path = located.path
     digest = located.sha256
     if digest is None and path.is_file():
-        digest = hub.sha256(path)
+        digest = disk.sha256(path)
     report = {
         "reference": reference,
         "path": str(path),

@@ -17,7 +17,7 @@ def ancestry(parents: Int[Array, "B N"]) -> Bool[Array, "B N+1 N+1"]:
 
     Squares the one-step relation log2(N + 1) times, so that any depth is reached.
     """
-    rows, nodes = parents.shape
+    nodes = parents.shape[1]
     slots = jnp.arange(nodes + 1)
     is_parent = parents[:, :, None] == slots
     is_parent = jnp.pad(is_parent, ((0, 0), (1, 0), (0, 0)))

@@ -80,7 +80,7 @@ class Attention(nnx.Module):
         scratch: Scratch,
         place: Place,
     ) -> tuple[Float[Array, "T E"], Scratch]:
-        """Attends to what is visible; the scratch returned holds this pass's entries."""
+        """Attends to what is visible; returns scratch with this pass's entries."""
         queries = self._heads(self.q_proj(inputs), self.q_norm, place.positions)
         keys = self._heads(self.k_proj(inputs), self.k_norm, place.positions)
         values = self.v_proj(inputs).reshape(keys.shape)

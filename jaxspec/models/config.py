@@ -9,9 +9,9 @@ class RopeScaling:
     """Llama 3's frequency scaling (Meta's `apply_scaling`), or a plain linear one.
 
     Attributes:
-        kind: `linear` divides every frequency by `factor`; `llama3` divides only
-            wavelengths over `original_positions / low_frequency_factor` and blends up to
-            `original_positions / high_frequency_factor`.
+        kind: `linear` divides every frequency by `factor`; `llama3` divides those of
+            wavelengths over `original_positions / low_frequency_factor`, keeps those
+            under `original_positions / high_frequency_factor`, blends between.
     """
 
     kind: str

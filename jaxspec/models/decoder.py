@@ -60,17 +60,30 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """A decoder-only language model; `jaxspec.types.Model` says what its calls mean."""
+    """A decoder-only language model; `jaxspec.types.Model` says what its calls mean.
 
-    def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    Attributes:
+        platform: where it will run (`cpu`, `tpu`, ...), which settles the layout of its
+            cache; by default JAX's own. Only compiling for another machine names it.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype=jnp.float32,
+        platform: str | None = None,
+        rngs: nnx.Rngs,
+    ):
         self.config = config
         self.dtype = jnp.dtype(dtype)
+        self.platform = platform or jax.default_backend()
         self.embed_tokens = Embedding(config, dtype, rngs)
         self.layers = nnx.List(
             Block(config, layer, dtype, rngs) for layer in range(config.num_layers)
         )
         self.final_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        # A tied head stores nothing: one Param under two attributes would be two leaves.
+        # A tied head stores nothing: a Param under two attributes would be two leaves.
         self.lm_head = (
             None
             if config.tied
@@ -125,7 +138,7 @@ class Decoder(nnx.Module):
         return jnp.zeros((rows, self.config.hidden_size), self.dtype)
 
     def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
-        """An empty cache for `capacity` tokens; `width`: the widest commit ever made."""
+        """An empty cache for `capacity` tokens and commits of up to `width`."""
         return KVCache.init(
             self.config.windows,
             rows,
@@ -134,7 +147,7 @@ class Decoder(nnx.Module):
             width,
             self.config.head_dim,
             self.dtype,
-            stacked=jax.default_backend() != "cpu",
+            stacked=self.platform != "cpu",
         )
 
     def init_scratch(self, rows: int, slots: int) -> Scratch:

@@ -57,7 +57,7 @@ def tiny_parameters(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]
     rng = np.random.default_rng(seed)
     return {
         name: (
-            rng.normal(name.endswith("norm.weight"), 0.3, shape).astype(np.float32)
+            rng.normal(name.endswith("norm.weight"), 0.2, shape).astype(np.float32)
         )
         for name, shape in expected_shapes(config).items()
     }

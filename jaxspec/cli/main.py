@@ -1,0 +1,51 @@
+"""The `jaxspec` command: finds the verb, runs it, says what went wrong on one line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from jaxspec.cli import demo, fetch, generate
+from jaxspec.errors import UserError
+
+_EPILOG = """\
+examples:
+  jaxspec demo
+  jaxspec generate --model smollm2-135m-instruct --drafter prompt-lookup \\
+      --prompt "The capital of France is"
+  jaxspec fetch --list
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    parser = argparse.ArgumentParser(
+        prog="jaxspec",
+        description="Exact speculative decoding in JAX.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in (demo, generate, fetch):
+        verb.add_parser(verbs)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code, 2 for a user's mistake."""
+    args = build_parser().parse_args(arguments)
+    try:
+        return args.run(args)
+    except UserError as error:
+        print(f"jaxspec: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader went away, as `head` does: nobody is left to tell.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("jaxspec: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""Fixtures of the whole test run: small random models and one plain run of them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from jaxspec.drafters.autoregressive import Autoregressive
+from tests import fakes, runs
+
+# Prompt lengths on both sides of every edge that a prompt has.
+LENGTHS = (1, 2, 17, 33)
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """A target, a draft, a batch of prompts and what the target alone writes."""
+    target, draft = fakes.tiny(1), fakes.tiny(2, layers=1)
+    rng = np.random.default_rng(8)
+    prompts = [rng.integers(0, 64, n).tolist() for n in LENGTHS * 4]
+    batch = runs.Batch(prompts, new=64)
+    plain = runs.plain(target, Autoregressive(), batch, blocks=(5, batch.capacity))
+    return SimpleNamespace(target=target, draft=draft, batch=batch, plain=plain)

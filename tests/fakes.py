@@ -1,0 +1,253 @@
+"""Models and drafters that make a wrong cache, mask, position or commit visible."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from jaxspec.cache import BLOCK, KVCache, Scratch, within
+from jaxspec.models.config import ModelConfig, Rope
+from jaxspec.models.decoder import Decoder
+from jaxspec.types import Context, Draft, Noise, Output, Target
+
+# Makes a token win any draw, and leaves float32 log-probabilities finite.
+CERTAIN = 1e9
+
+
+def tiny(seed: int, layers: int = 2, vocab: int = 64, dtype=jnp.float32) -> Decoder:
+    """A random decoder: 4 query heads, 2 kv heads, untied so that its text varies."""
+    config = ModelConfig(
+        family="llama",
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=64,
+        num_layers=layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        max_positions=512,
+        norm_eps=1e-5,
+        query_scale=8**-0.5,
+        windows=(None,) * layers,
+        ropes=(Rope(1e4),) * layers,
+        tied=False,
+    )
+    return Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed))
+
+
+def constant(model: Decoder) -> Decoder:
+    """The same structure, so the same program, but it always prefers token 0."""
+    graph, params = nnx.split(model)
+    mute = nnx.merge(graph, jax.tree.map(jnp.array, params))
+    mute.final_norm.weight = nnx.Param(jnp.zeros_like(model.final_norm.weight[...]))
+    return mute
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["table"],
+    meta_fields=["windows", "stacked"],
+)
+@dataclasses.dataclass(frozen=True)
+class TableModel:
+    """Logits by (position mod 3, token before, token), all read through the cache.
+
+    Keys are the tokens themselves and values the positions. A query looks for its own
+    token and the one before it among what it sees, by position. If it sees an entry too
+    many or too few, or one that stands where it does not belong, its row of the table
+    comes out reversed. Layer i adds `100 i` to what it stores.
+
+    Attributes:
+        table: logits `[3, V + 1, V, V]`; index 0 of the second axis: no token before.
+        windows: of each layer; at least 2.
+    """
+
+    table: Any
+    windows: tuple[int | None, ...] = (None, None)
+    stacked: bool = False
+
+    @classmethod
+    def random(cls, vocab: int, seed: int, scale: float = 1.0, **fields):
+        shape = (3, vocab + 1, vocab, vocab)
+        logits = np.random.default_rng(seed).normal(size=shape) * scale
+        return cls(jnp.asarray(logits, jnp.float32), **fields)
+
+    def near(self, seed: int, noise: float) -> "TableModel":
+        """A draft for this model: the same logits, disturbed."""
+        fresh = np.random.default_rng(seed).normal(size=self.table.shape) * noise
+        return dataclasses.replace(self, table=self.table + jnp.asarray(fresh, "f4"))
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table.shape[-1]
+
+    def init_hidden(self, rows):
+        return jnp.zeros((rows, 4))
+
+    def init_cache(self, rows, capacity, width):
+        return KVCache.init(
+            self.windows, rows, 1, capacity, width, 2, "f4", stacked=self.stacked
+        )
+
+    def init_scratch(self, rows, slots):
+        return Scratch.init(len(self.windows), rows, 1, slots, 2, "f4")
+
+    def norm(self, hidden):
+        return hidden
+
+    def unembed(self, normed):
+        index = normed.astype(int)
+        third, before, own = index[..., 0], index[..., 1], index[..., 2] - 1
+        logits = self.table.at[third, before, own].get(mode="clip")
+        return jnp.where(normed[..., 3:] == 1, logits, logits[..., ::-1])
+
+    def __call__(
+        self,
+        tokens,
+        positions,
+        cache,
+        scratch,
+        slots,
+        visible,
+        *,
+        live_blocks,
+        first=0,
+        last=None,
+        hidden=None,
+        taps=(),
+    ):
+        scratch = scratch.place(positions, slots)
+        reads = []
+        for layer, window in enumerate(self.windows):
+            keys = jnp.stack([tokens, positions], -1)[None].astype("f4") + 100 * layer
+            scratch = scratch.write(layer, keys, keys[..., ::-1], slots)
+            reads.append(
+                self._read(layer, window, positions, cache, scratch, visible, live_blocks)
+            )
+        before, own, intact = (jnp.stack(each) for each in zip(*reads, strict=True))
+        agree = intact.all(0) & (before == before[0]).all(0) & (own == own[0]).all(0)
+        state = jnp.stack([positions % 3, before[0], own[0], agree], -1).astype("f4")
+        return Output(state, jnp.zeros((len(tokens), len(taps), 4))), scratch
+
+    def _read(self, layer, window, positions, cache, scratch, visible, live_blocks):
+        query = positions[:, None]
+
+        def take(found, keys, values, at, seen):
+            keys, values = keys[0] - 100 * layer, values[0] - 100 * layer
+            token = keys[:, 0] + 1
+            wrong = (values[:, 0] != at) | (values != keys[:, ::-1]).any(-1)
+            here = jnp.stack(
+                [
+                    jnp.where(seen & (at == query - 1), token, 0).sum(-1),
+                    jnp.where(seen & (at == query), token, 0).sum(-1),
+                    (seen & wrong).sum(-1).astype("f4"),
+                    seen.sum(-1).astype("f4"),
+                ]
+            )
+            return found + here
+
+        def block(index, found):
+            keys, values = cache.block(layer, index)
+            at = index * BLOCK + jnp.arange(BLOCK)
+            seen = cache.visible(layer, index, positions)
+            return take(found, keys, values, at, seen)
+
+        found = lax.fori_loop(0, live_blocks, block, jnp.zeros((4, len(positions))))
+        at = scratch.positions
+        seen = visible & within(window, query - at)
+        found = take(found, scratch.keys[layer], scratch.values[layer], at, seen)
+        before, own, wrong, count = found
+        expected = positions + 1
+        expected = expected if window is None else jnp.minimum(expected, window)
+        return before, own, (wrong == 0) & (count == expected)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["inner", "text", "forced", "seed"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """Goes around a real drafter and dictates what it drafts, on greedy rows.
+
+    The draft is the row's plain text up to a random depth and wrong there. The drafter's
+    own code runs on that draft: one that draws is made to draw these tokens by the noise
+    it is given, one that does not has its tokens replaced.
+
+    Attributes:
+        text: the plain run's tokens, prompt included.
+        forced: False leaves the drafter alone (the same program serves both).
+        seed: of the depths.
+    """
+
+    inner: Any
+    text: Any
+    forced: Any = True
+    seed: Any = 0
+
+    @property
+    def taps(self):
+        return self.inner.taps
+
+    @property
+    def nodes(self):
+        return self.inner.nodes
+
+    @property
+    def depth(self):
+        return self.inner.depth
+
+    @property
+    def prefix_layers(self):
+        return self.inner.prefix_layers
+
+    def init(self, rows, capacity, width):
+        return self.inner.init(rows, capacity, width)
+
+    def prefill(self, target, state, chunk, output):
+        return self.inner.prefill(target, state, chunk, output)
+
+    def commit(self, target, state, draft, verdict, output):
+        return self.inner.commit(target, state, draft, verdict, output)
+
+    def right(self, length):
+        """How many draft tokens of the round that starts at `length` are right."""
+
+        def one(row, length):
+            key = jax.random.fold_in(jax.random.key(self.seed), row)
+            return jax.random.randint(
+                jax.random.fold_in(key, length), (), 0, self.depth + 1
+            )
+
+        return jax.vmap(one)(jnp.arange(len(length)), length)
+
+    def propose(
+        self, target: Target, state: Any, context: Context, noise: Noise
+    ) -> tuple[Draft, Any]:
+        place = jnp.arange(self.nodes)
+        at = context.length[:, None] + place
+        tokens = jnp.take_along_axis(self.text, at, axis=1, mode="clip")
+        wrong = place == self.right(context.length)[:, None]
+        vocabulary = target.model.vocab_size
+        tokens = jnp.where(wrong, (tokens + 1 + place) % vocabulary, tokens)
+
+        def dictated(slots, positions):
+            index = positions - context.length[:, None]
+            chosen = jnp.take_along_axis(tokens, index, axis=1, mode="clip")
+            certain = jax.nn.one_hot(chosen, vocabulary) * CERTAIN
+            return jnp.where(self.forced, certain, noise(slots, positions))
+
+        draft, state = self.inner.propose(target, state, context, dictated)
+        if draft.log_probs is None:
+            active = jnp.broadcast_to(context.active[:, None], tokens.shape)
+            draft = draft._replace(
+                tokens=jnp.where(self.forced, tokens, draft.tokens),
+                valid=jnp.where(self.forced, active, draft.valid),
+            )
+        return draft, state

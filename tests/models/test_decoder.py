@@ -1,0 +1,359 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache import BLOCK, KVCache, causal, run_rows
+from jaxspec.checkpoints.hf_config import parse_config
+from jaxspec.checkpoints.load import load_decoder
+from jaxspec.models.config import Rope, RopeScaling
+from tests.checkpoints.writers import random_tensors, tiny_config, write_hf_folder
+from tests.models.forwards import (
+    TEXT_LENGTH,
+    TINY,
+    chunked,
+    decoder,
+    feed,
+    largest_difference,
+    leaves,
+    one_shot,
+    pieces,
+    random_ids,
+    tiny,
+    tiny_parameters,
+    tiny_values,
+)
+from tests.models.reference import forward, frequencies
+
+BASIC = ("llama", "qwen2", "qwen3", "gemma3")
+WINDOWED = ("qwen2, windows", "gemma3")
+IDS = random_ids(64, TEXT_LENGTH)
+
+
+@functools.cache
+def whole(name):
+    """The text in one piece, every block tapped: compiled once for several tests."""
+    entry = tiny(name)
+    return one_shot(entry.model, IDS, taps=tuple(range(entry.config.num_layers)))
+
+
+@functools.cache
+def expected(name):
+    entry = tiny(name)
+    return forward(entry.config, entry.parameters, IDS)
+
+
+def make_cache(config, stacked, dtype=jnp.float32):
+    def make(rows, capacity, width):
+        heads, head_dim = config.num_kv_heads, config.head_dim
+        sizes = rows, heads, capacity, width, head_dim
+        return KVCache.init(config.windows, *sizes, dtype, stacked=stacked)
+
+    return make
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_and_every_block_equal_the_numpy_forward(name):
+    ours, theirs = whole(name), expected(name)
+    assert largest_difference(ours.logits[0], theirs.logits) < 1e-4
+    taps = np.moveaxis(np.asarray(ours.output.taps[0]), 1, 0)
+    assert largest_difference(taps, theirs.blocks) < 1e-4
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_text_tells_the_tiny_models_apart(name):
+    # Were the logits flat, or the window and ropes without effect, agreement would
+    # show nothing.
+    entry, logits = tiny(name), expected(name).logits
+    assert logits.std() > 0.5
+    changed = {"windows": (None,) * entry.config.num_layers}
+    if name not in WINDOWED and not name.startswith("gemma3"):
+        changed = {"ropes": (Rope(77.0),) * entry.config.num_layers}
+    other = dataclasses.replace(entry.config, **changed)
+    assert largest_difference(forward(other, entry.parameters, IDS).logits, logits) > 0.1
+
+
+@pytest.mark.parametrize("name", (*BASIC, "qwen2, windows"))
+def test_chunks_and_single_tokens_give_what_one_piece_gives(name):
+    model, wanted = tiny(name).model, whole(name).logits
+    assert TEXT_LENGTH > 2 * BLOCK
+    assert largest_difference(chunked(model, IDS, 48).logits, wanted) < 1e-4
+    assert largest_difference(chunked(model, IDS, 1).logits, wanted) < 1e-4
+
+
+def test_a_longer_bucket_and_unequal_chunks_change_nothing():
+    model, wanted = tiny("gemma3").model, whole("gemma3").logits
+    chunks = [(BLOCK, BLOCK), (BLOCK, 1), *pieces(TEXT_LENGTH - BLOCK - 1, BLOCK)]
+    assert largest_difference(feed(model, IDS, chunks).logits, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("name", ("llama", "gemma3"))
+def test_ragged_rows_equal_each_row_alone(name):
+    model = tiny(name).model
+    texts = [IDS[:length] for length in (3, 9, 127, 128, 200)]
+    width = 100
+    cache = model.init_cache(len(texts), TEXT_LENGTH, width)
+    logits = [np.zeros((0, 64))] * len(texts)
+    for start in (0, width):
+        counts = np.array([np.clip(len(t) - start, 0, width) for t in texts])
+        tokens = np.zeros((len(texts), width), np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : counts[row]] = text[start : start + counts[row]]
+        fed = feed(model, tokens, [(width, width)], cache=cache)
+        cache = dataclasses.replace(fed.cache, length=cache.length + counts)
+        for row, count in enumerate(counts):
+            logits[row] = np.concatenate([logits[row], fed.logits[row, :count]])
+    for row, text in enumerate(texts):
+        wanted = whole(name).logits[0, : len(text)]
+        assert largest_difference(logits[row], wanted) < 1e-4
+
+
+@pytest.mark.parametrize("name", ("qwen3", "gemma3"))
+def test_resuming_from_hidden_equals_the_whole(name):
+    model, length = tiny(name).model, 50
+    layers = tiny(name).config.num_layers
+    tokens, positions = jnp.asarray(IDS[:length]), jnp.arange(length)
+    cache = jax.tree.map(lambda x: x, model.init_cache(1, length, length))
+    seen = jnp.tri(length, dtype=bool)
+
+    def run(hidden, scratch, first, last):
+        def row(cache, scratch, hidden):
+            fixed = dict(live_blocks=jnp.int32(0), first=first, last=last)
+            fixed |= dict(hidden=hidden, taps=tuple(range(first, last)))
+            return model(tokens, positions, cache, scratch, positions, seen, **fixed)
+
+        axes = (cache.row_axes, 0, None if hidden is None else 0)
+        return jax.jit(jax.vmap(row, axes))(cache, scratch, hidden)
+
+    scratch = model.init_scratch(1, length)
+    complete, full_scratch = run(None, scratch, 0, layers)
+    for middle in range(1, layers):
+        early, part = run(None, scratch, 0, middle)
+        untouched = zip(part.keys[middle:], scratch.keys[middle:], strict=True)
+        assert all((new == old).all() for new, old in untouched)
+        late, resumed = run(early.hidden, part, middle, layers)
+        assert largest_difference(late.hidden, complete.hidden) < 1e-4
+        assert largest_difference(early.hidden, complete.taps[:, :, middle - 1]) < 1e-4
+        assert largest_difference(late.taps, complete.taps[:, :, middle:]) < 1e-4
+        for one, other in zip(resumed.keys, full_scratch.keys, strict=True):
+            assert largest_difference(one, other) < 1e-4
+
+
+def test_bl49_taps_are_the_outputs_of_the_blocks_named_from_zero():
+    values = tiny_config("llama", num_hidden_layers=8, mlp_bias=True)
+    config = parse_config(values, "config.json")
+    parameters = tiny_parameters(config)
+    for layer in range(8):
+        for part in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            parameters[f"layers.{layer}.{part}"][:] = 0
+        parameters[f"layers.{layer}.mlp.down_proj.bias"][:] = layer + 1
+    model = decoder(config, parameters)
+    ids, taps = IDS[:5], (0, 3, 7)
+    output = one_shot(model, ids, taps=taps).output
+    embedded = parameters["embed_tokens.weight"][ids]
+    for index, tap in enumerate(taps):
+        wanted = embedded + sum(range(1, tap + 2))
+        np.testing.assert_allclose(output.taps[0, :, index], wanted, atol=1e-5)
+    np.testing.assert_array_equal(output.hidden, output.taps[:, :, 2])
+    assert one_shot(model, ids).output.taps.shape == (1, 5, 0, 32)
+
+
+def test_a_tied_head_adds_no_leaf():
+    free, tied = leaves(tiny("llama").model), leaves(tiny("llama, tied").model)
+    assert set(free) - set(tied) == {"lm_head.weight"}
+    assert len(jax.tree.leaves(tiny("llama, tied").model)) == len(tied)
+
+
+@pytest.mark.parametrize("name", BASIC)
+def test_bfloat16_is_kept_and_norms_and_logits_are_float32(name):
+    entry = tiny(name)
+    model = decoder(entry.config, entry.parameters, jnp.bfloat16)
+    for leaf_name, leaf in leaves(model).items():
+        wanted = jnp.float32 if leaf_name.endswith("norm.weight") else jnp.bfloat16
+        assert leaf.dtype == wanted, leaf_name
+    # The tests' length keeps scores within what eight bits of mantissa can tell.
+    ids = IDS[:64]
+    with jax.numpy_dtype_promotion("strict"):
+        fed = chunked(model, ids, 40, taps=(0,))
+    assert fed.logits.dtype == np.float32
+    assert fed.output.hidden.dtype == fed.output.taps.dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(fed.cache.groups)} == {
+        jnp.dtype(jnp.bfloat16)
+    }
+    scratch = model.init_scratch(1, 4)
+    assert scratch.keys[0].dtype == scratch.values[0].dtype == jnp.bfloat16
+    assert model.init_hidden(2).dtype == jnp.bfloat16
+    wanted = expected(name).logits[:64]
+    error = np.sqrt(np.mean((fed.logits[0] - wanted) ** 2))
+    assert 0 < error < 0.1 * wanted.std()
+
+
+@pytest.mark.parametrize("name", ("llama", "gemma3"))
+@pytest.mark.parametrize("stacked", (False, True))
+def test_what_stands_past_the_length_changes_no_bit(name, stacked):
+    entry = tiny(name)
+    before = one_shot(
+        entry.model, IDS[:100], make_cache=make_cache(entry.config, stacked)
+    ).cache
+    # Room for more blocks than are live, and in them what no sum survives.
+    room = 2 * BLOCK
+
+    def poisoned(array):
+        clean = jnp.pad(array, [(0, 0)] * 4 + [(0, room), (0, 0)])
+        past = jnp.arange(clean.shape[4])[:, None] >= 100
+        later = jnp.arange(clean.shape[4])[:, None] >= BLOCK
+        return clean, jnp.where(later, jnp.nan, jnp.where(past, 1e30, clean))
+
+    results = [
+        feed(
+            entry.model,
+            IDS[100:105],
+            [(5, 5)],
+            cache=dataclasses.replace(
+                before, groups=jax.tree.map(lambda a, v=v: poisoned(a)[v], before.groups)
+            ),
+        ).logits
+        for v in (0, 1)
+    ]
+    np.testing.assert_array_equal(*results)
+    assert largest_difference(results[0][0], whole(name).logits[0, 100:105]) < 1e-4
+
+
+@pytest.mark.parametrize("name", ("llama", "gemma3"))
+def test_stacked_and_per_layer_caches_give_equal_results(name):
+    entry = tiny(name)
+    runs = [
+        chunked(
+            entry.model, IDS, 48, make_cache=make_cache(entry.config, stacked)
+        ).logits
+        for stacked in (False, True)
+    ]
+    assert largest_difference(*runs) < 1e-5
+
+
+def test_a_tree_sees_its_ancestors_only():
+    # Slots: 0 the root, 1 and 2 its children, 3 under 1, 4 under 2.
+    model, prefix = tiny("gemma3").model, IDS[:60]
+    tokens, depth = np.array([[7, 8, 9, 10, 11]]), np.array([0, 1, 1, 2, 2])
+    sees = np.array(
+        [
+            [1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0],
+            [1, 0, 1, 0, 0],
+            [1, 1, 0, 1, 0],
+            [1, 0, 1, 0, 1],
+        ],
+        bool,
+    )
+    cache = one_shot(model, prefix).cache
+    scratch, slots = model.init_scratch(1, 5), jnp.arange(5)
+    output, scratch = jax.jit(run_rows)(
+        model, cache, scratch, tokens, 60 + depth[None], slots, sees[None]
+    )
+    for path in ([0, 1, 3], [0, 2, 4]):
+        text = np.concatenate([prefix, tokens[0, path]])
+        wanted = one_shot(model, text)
+        got = output.hidden[:, jnp.asarray(path)]
+        assert largest_difference(got, wanted.output.hidden[:, -3:]) < 1e-4
+        kept = cache.commit(scratch, jnp.array([[*path, 0, 0]]), jnp.array([3]))
+        after = feed(model, IDS[:4], [(4, 4)], cache=kept).logits
+        longer = one_shot(model, np.concatenate([text, IDS[:4]])).logits[:, -4:]
+        assert largest_difference(after, longer) < 1e-4
+
+
+def test_causal_is_lower_triangular():
+    np.testing.assert_array_equal(causal(2, 3)[1], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
+
+
+def test_bl38_llama3_frequencies():
+    rope = Rope(10_000.0, RopeScaling("llama3", 8.0, 1.0, 4.0, 64))
+    wanted = [1, 0.0130423, 0.00125, 0.000125]
+    np.testing.assert_allclose(rope.inverse_frequencies(8), wanted, rtol=1e-5)
+    plain = Rope(10_000.0)
+    np.testing.assert_allclose(plain.inverse_frequencies(8), [1, 0.1, 0.01, 0.001])
+
+
+def test_bl38_frequencies_of_llama_3_2_1b():
+    plain, scaling = Rope(500_000.0), RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
+    scaled = Rope(500_000.0, scaling).inverse_frequencies(64)
+    ratio = np.array(scaled) / np.array(plain.inverse_frequencies(64))
+    np.testing.assert_array_equal(ratio[:15], 1)
+    np.testing.assert_allclose(ratio[15:18], [0.60557, 0.30374, 0.10345], rtol=1e-4)
+    np.testing.assert_allclose(ratio[18:], 1 / 32)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_frequencies_equal_the_reference(name):
+    config = tiny(name).config
+    for rope in set(config.ropes):
+        ours = rope.inverse_frequencies(config.head_dim)
+        np.testing.assert_allclose(ours, frequencies(rope, config.head_dim), rtol=1e-12)
+
+
+def loaded(folder, values, tensors):
+    """A folder's decoder, and the NumPy forward of the tensors put into it."""
+    model = load_decoder(write_hf_folder(folder, values, tensors=tensors))
+    parameters = {
+        name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+    }
+    parameters["final_norm.weight"] = parameters.pop("norm.weight")
+    config = parse_config(values, "config.json")
+    return one_shot(model, IDS).logits[0], forward(config, parameters, IDS).logits
+
+
+def test_bl38_scaling_in_a_folder_changes_logits_as_it_should(tmp_path):
+    values = tiny_values("llama, llama3 rope")
+    tensors = random_tensors(values)
+    scaled, wanted = loaded(tmp_path / "scaled", values, tensors)
+    assert largest_difference(scaled, wanted) < 1e-4
+    plain, _ = loaded(tmp_path / "plain", values | {"rope_scaling": None}, tensors)
+    assert largest_difference(scaled, plain) > 0.1
+
+
+def test_bl40_head_width_apart_from_hidden_over_heads(tmp_path):
+    values = tiny_values("qwen3")
+    tensors = random_tensors(values)
+    shapes = {name.split("layers.0.")[-1]: t.shape for name, t in tensors.items()}
+    assert shapes["self_attn.q_proj.weight"] == (64, 32)
+    assert shapes["self_attn.o_proj.weight"] == (32, 64)
+    assert shapes["self_attn.q_norm.weight"] == shapes["self_attn.k_norm.weight"] == (16,)
+    ours, theirs = loaded(tmp_path, values, tensors)
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+def test_bl40_a_missing_head_width_is_hidden_over_heads(tmp_path):
+    values = tiny_config("llama", max_position_embeddings=512)
+    assert "head_dim" not in values
+    ours, theirs = loaded(tmp_path, values, random_tensors(values))
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+def test_bl41_a_large_key_bias_changes_logits_as_it_should(tmp_path):
+    values = tiny_values("qwen2")
+    tensors = random_tensors(values)
+    before, _ = loaded(tmp_path / "before", values, tensors)
+    bias = "model.layers.1.self_attn.k_proj.bias"
+    tensors[bias] = 5 * np.sign(tensors[bias])
+    after, wanted = loaded(tmp_path / "after", values, tensors)
+    assert largest_difference(after, wanted) < 1e-4
+    assert largest_difference(after, before) > 0.1
+
+
+@pytest.mark.parametrize("head_stored_too", (False, True))
+def test_bl37_a_tied_model_takes_its_logits_from_the_embedding(tmp_path, head_stored_too):
+    values = tiny_values("qwen2")
+    tensors = random_tensors(values)
+    assert "lm_head.weight" not in tensors
+    stored = dict(tensors)
+    if head_stored_too:
+        stored["lm_head.weight"] = -tensors["model.embed_tokens.weight"]
+    ours, _ = loaded(tmp_path, values, stored)
+    parameters = {n.removeprefix("model."): t for n, t in tensors.items()}
+    parameters["final_norm.weight"] = parameters.pop("norm.weight")
+    config = parse_config(values, "config.json")
+    assert config.tied
+    assert largest_difference(ours, forward(config, parameters, IDS).logits) < 1e-4
