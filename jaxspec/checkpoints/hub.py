@@ -80,7 +80,8 @@ def locate(
     path = pathlib.Path(os.path.expanduser(name))
     is_local = _is_model(path)
     is_known = not is_local and name in KNOWN
-    hub_id = _hub_id(reference, path)
+    may_be_id = isinstance(reference, str) and not os.path.exists(path)
+    hub_id = _HUB_ID.fullmatch(name) if may_be_id else None
     faults = []
     if source not in SOURCES:
         faults.append(f"source {source!r} is none of {', '.join(SOURCES)}")
@@ -92,7 +93,8 @@ def locate(
     if is_known:
         return _locate_known(name, source, progress, verify)
     if hub_id:
-        return Located(remote.fetch(*hub_id, progress), "hub", None)
+        path = remote.fetch(hub_id["repository"], hub_id["file"], progress)
+        return Located(path, "hub", None)
     return Located(path, "local", None)
 
 
@@ -107,15 +109,6 @@ def cache_folder() -> pathlib.Path:
 def _is_model(path: pathlib.Path) -> bool:
     is_gguf = path.suffix.lower() == ".gguf" and os.path.isfile(path)
     return is_gguf or os.path.isfile(path / "config.json")
-
-
-def _hub_id(
-    reference: str | os.PathLike[str], path: pathlib.Path
-) -> tuple[str, str | None] | None:
-    if not isinstance(reference, str) or os.path.exists(path):
-        return None
-    match = _HUB_ID.fullmatch(reference)
-    return (match["repository"], match["file"]) if match else None
 
 
 def _locate_known(

@@ -66,15 +66,6 @@ def package_faults(path: Path) -> Iterator[None]:
         ) from None
 
 
-def checked_ids(value: Any, where: str, size: int, faults: list[str]) -> list[int]:
-    """The ids in `value`: none, one or a list; a wrong one becomes a fault."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    wrong = [v for v in values if type(v) is not int or not 0 <= v < size]
-    if wrong:
-        faults.append(f"{where} {shown(wrong[0])} is not an id of the {size} tokens")
-    return [] if wrong else values
-
-
 def _backend(path: Path) -> Any:
     import tokenizers
 
@@ -118,8 +109,17 @@ def _config_ids(
 ) -> list[int]:
     ids = []
     for place, config in configs.items():
-        ids += checked_ids(config.get(key), f"{place}: {key}", size, faults)
+        ids += _checked_ids(config.get(key), f"{place}: {key}", size, faults)
     return ids
+
+
+def _checked_ids(value: Any, where: str, size: int, faults: list[str]) -> list[int]:
+    """The ids in `value`: none, one or a list; a wrong one becomes a fault."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    wrong = [v for v in values if type(v) is not int or not 0 <= v < size]
+    if wrong:
+        faults.append(f"{where} {shown(wrong[0])} is not an id of the {size} tokens")
+    return [] if wrong else values
 
 
 def _chat_template(

@@ -14,8 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core.distributions import log_softmax
 
-# Columns that are summed lane by lane before across lanes: see `_row_sum`.
-LANES = 128
 # The bits of the largest finite float32: no distance from the maximum is above it.
 LARGEST = 0x7F7FFFFF
 LARGEST_FLOAT = float(jnp.finfo(jnp.float32).max)
@@ -76,7 +74,7 @@ def _cut(below: Float[Array, "B m V"], sampling: Sampling) -> Float[Array, "B m 
         # Relative to what top-k kept.
         weights = jnp.where(below <= cut, jnp.exp(-below), 0.0)
         top_p = column(sampling.top_p)
-        found = _threshold(below, weights, top_p * _row_sum(weights))
+        found = _threshold(below, weights, top_p * weights.sum(axis=-1, keepdims=True))
         # 1 keeps all: a float32 sum is complete before its smallest terms are in it.
         cut = jnp.where(top_p < 1, jnp.minimum(cut, found), cut)
     if sampling.min_p is not None:
@@ -100,7 +98,8 @@ def _threshold(
         low, high = bounds  # within low: too little; within high: enough
         middle = low + (high - low) // 2
         distance = lax.bitcast_convert_type(middle, jnp.float32)
-        enough = _row_sum(jnp.where(below <= distance, weights, 0.0)) >= wanted
+        within = jnp.where(below <= distance, weights, 0.0)
+        enough = within.sum(axis=-1, keepdims=True) >= wanted
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
     low = jnp.full((*below.shape[:-1], 1), -1, jnp.int32)
@@ -108,11 +107,3 @@ def _threshold(
     _, high = lax.fori_loop(0, 31, halve, (low, high))
     # Where nothing is wanted (top_p 0) even -1 is enough, and no distance has its bits.
     return lax.bitcast_convert_type(jnp.maximum(high, 0), jnp.float32)
-
-
-def _row_sum(values: Float[Array, "B m V"]) -> Float[Array, "B m 1"]:
-    """The sum of each row, lane by lane first: the CPU vectorises only that order."""
-    rest = values.shape[-1] % LANES
-    padded = jnp.pad(values, ((0, 0), (0, 0), (0, -rest % LANES)))
-    lanes = padded.reshape(*values.shape[:-1], -1, LANES).sum(axis=-2)
-    return lanes.sum(axis=-1, keepdims=True)

