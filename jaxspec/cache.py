@@ -131,6 +131,22 @@ class KVCache:
         rank = self.windows[:layer].count(window)
         return group, *divmod(rank, self.groups[group][0].shape[0])
 
+    def _grouped(self, layers: list[Array]) -> tuple[tuple[list[Array], ...], ...]:
+        """Values of each layer, arranged as the arrays that hold the layers."""
+        grouped = []
+        for window, arrays in zip(
+            dict.fromkeys(self.windows), self.groups, strict=True
+        ):
+            own = [
+                value
+                for value, its_window in zip(layers, self.windows, strict=True)
+                if its_window == window
+            ]
+            depth = arrays[0].shape[0]
+            parts = [own[at : at + depth] for at in range(0, len(own), depth)]
+            grouped.append(tuple(parts))
+        return tuple(grouped)
+
     def block(
         self, layer: int, index: Int[Array, ""]
     ) -> tuple[Float[Array, "K block D"], Float[Array, "K block D"]]:
@@ -159,23 +175,31 @@ class KVCache:
     ) -> "KVCache":
         """Appends the first `count` slots of `path` to each row."""
         gather = jax.vmap(lambda entries, path: jnp.take(entries, path, axis=1))
-        write = jax.vmap(_write, in_axes=(2, 2, 0), out_axes=2)
-        fresh: list[list[Array]] = [[] for _ in self.groups]
-        for layer in range(len(self.windows)):
-            entries = scratch.keys[layer], scratch.values[layer]
-            both = jnp.stack([gather(each, path) for each in entries])
-            fresh[self._locate(layer)[0]].append(both)
-        groups = []
-        for arrays, entries in zip(self.groups, fresh, strict=True):
-            depth = arrays[0].shape[0]
-            parts = [entries[i : i + depth] for i in range(0, len(entries), depth)]
-            groups.append(
-                tuple(
-                    write(array, jnp.stack(part), self.length)
-                    for array, part in zip(arrays, parts, strict=True)
-                )
-            )
-        return KVCache(tuple(groups), self.length + count, self.windows)
+        layers = [
+            jnp.stack([gather(keys, path), gather(values, path)])
+            for keys, values in zip(scratch.keys, scratch.values, strict=True)
+        ]
+        fresh = jax.tree.map(
+            jnp.stack,
+            self._grouped(layers),
+            is_leaf=lambda part: isinstance(part, list),
+        )
+
+        def write_row(row, groups):
+            """All layers of one row; there is always room, so nothing is clamped."""
+            start = (0, 0, row, 0, self.length[row], 0)
+
+            def write(array, new):
+                entries = lax.dynamic_slice_in_dim(new, row, 1, axis=2)
+                return lax.dynamic_update_slice(array, entries, start)
+
+            return jax.tree.map(write, groups, fresh)
+
+        # One loop over the rows: a vmapped update is a scatter, which becomes a loop for
+        # each array and copies it (measured on the CPU: five copies a layer and round).
+        rows = self.length.shape[0]
+        groups = lax.fori_loop(0, rows, write_row, self.groups)
+        return KVCache(groups, self.length + count, self.windows)
 
     def shorten(self, length: Int[Array, " B"]) -> "KVCache":
         """Forgets what stands at or past `length`; never makes a row longer."""
@@ -220,8 +244,3 @@ def within(window: int | None, distance: Int[Array, "*any"]) -> Bool[Array, "*an
     """The one window rule: a query sees keys 0 to `window - 1` positions back."""
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
-
-
-def _write(array: Array, fresh: Array, start: Int[Array, ""]) -> Array:
-    """One row's entries `[l, 2, K, width, D]` from `start` on; there is always room."""
-    return lax.dynamic_update_slice(array, fresh, (0, 0, 0, start, 0))

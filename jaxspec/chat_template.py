@@ -5,11 +5,11 @@ Here the template's size, its steps and the text it makes are bounded as well; a
 template made to exhaust the memory in few steps is not stopped by that.
 """
 
-import datetime
 import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from jinja2 import Template, nodes, pass_context
@@ -22,38 +22,27 @@ MAX_TEMPLATE = 64 * 1024
 MAX_RENDERED = 4 * 1024 * 1024
 MAX_STEPS = 300_000
 
-_ADVICE = "use the template of the original model"
-# Marks for training in some templates: plain blocks here, as they keep the text.
-_GENERATION_TAG = re.compile(r"(\{%[-+]?\s*)(end)?generation(?=\s*[-+]?%\})")
+# Marks for training in some templates: comments here, which keep the text inside.
+_GENERATION_TAG = re.compile(r"\{%([-+]?)\s*(?:end)?generation\s*([-+]?)%\}")
 
 
 class ChatTemplate:
-    """A compiled chat template of a model.
-
-    Args:
-        source: the text of the template.
-        where: the file or folder it came from, for messages.
+    """A compiled chat template; `where` it came from is for messages.
 
     Raises:
-        UserError: `source` is too long or does not compile.
+        UserError: the template is too long or does not compile.
     """
 
     def __init__(self, source: str, where: str):
-        if len(source) > MAX_TEMPLATE:
-            raise UserError(
-                f"{where}: the chat template has {len(source)} characters, more than "
-                f"{MAX_TEMPLATE}; {_ADVICE}"
-            )
         self._where = where
+        if len(source) > MAX_TEMPLATE:
+            raise self._error(f"has {len(source)} characters, over {MAX_TEMPLATE}")
         self._sandbox = _Sandbox()
         try:
             self._template = self._sandbox.compile_counted(source)
         # A template can raise whatever an expression can: it is the file's code.
         except Exception as error:
-            raise UserError(
-                f"{where}: the chat template does not compile: {_line(error)}; "
-                f"{_ADVICE}"
-            ) from None
+            raise self._error(f"does not compile: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """Returns the text the template makes of `messages` and other `variables`.
@@ -68,10 +57,13 @@ class ChatTemplate:
         try:
             return _joined(self._template.generate(variables))
         except Exception as error:
-            raise UserError(
-                f"{self._where}: the chat template refused the messages or failed: "
-                f"{_line(error)}; check roles and their order, or {_ADVICE}"
-            ) from None
+            raise self._error(f"refused or failed: {error}") from None
+
+    def _error(self, what: str) -> UserError:
+        return UserError(
+            f"{self._where}: the chat template {' '.join(what.split())}; check the "
+            "messages' roles and order, or use the template of the original model"
+        )
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -81,27 +73,19 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     steps_left = MAX_STEPS
 
     def __init__(self):
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
-        )
+        loops = ["jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=loops)
         # Makes texts of any length.
         del self.globals["lipsum"]
-        self.globals |= {
-            "tools": None,
-            "documents": None,
-            "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
-        }
-        self.filters |= {
-            "tojson": functools.partial(json.dumps, ensure_ascii=False),
-            "_counted": _counted,
-        }
+        self.globals |= {"tools": None, "documents": None}
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+        self.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+        self.filters["_counted"] = _counted
 
     def compile_counted(self, source: str) -> Template:
         """Compiles `source` so that each pass of a loop takes a step."""
-        tree = self.parse(_GENERATION_TAG.sub(_plain_block, source))
+        tree = self.parse(_GENERATION_TAG.sub(r"{#\1 \2#}", source))
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
         tree.set_environment(self)
@@ -135,14 +119,6 @@ def _counted(context: Any, items: Iterable[Any]) -> Iterable[Any]:
         yield item
 
 
-def _plain_block(tag: re.Match[str]) -> str:
-    return tag[1] + ("endif" if tag[2] else "if true")
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.datetime.now().strftime(layout)
-
-
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
@@ -157,20 +133,14 @@ def _joined(pieces: Iterable[str]) -> str:
     return "".join(parts)
 
 
-def _line(error: Exception) -> str:
-    return " ".join(f"{error}".split()) or type(error).__name__
-
-
 def _check_messages(messages: Any) -> None:
     expected = 'expected a list of {"role": str, "content": str}'
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError(f"messages is no list with entries; {expected}")
-    faults = []
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            faults.append(f"message {index} is of type {type(message).__name__}")
-            continue
-        for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                faults.append(f"message {index}: {key!r} is missing or not a text")
+    faults = [
+        f"message {index}: {key!r} is missing or not a text"
+        for index, message in enumerate(messages)
+        for key in ("role", "content")
+        if not isinstance(message, Mapping) or not isinstance(message.get(key), str)
+    ]
     refuse(faults, expected)

@@ -1,7 +1,8 @@
 """Text to token ids and back, whole or as a stream."""
 
 import functools
-from collections.abc import Container, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,13 @@ from jaxspec.errors import UserError
 if TYPE_CHECKING:
     from jaxspec.chat_template import ChatTemplate
 
+Messages = Sequence[Mapping[str, Any]]
+
 # Sixteen times the widest vocabulary in use: a larger id is a fault, and costs memory.
 MAX_ID = 1 << 22
 
 # Tokens that end an assistant's turn; instruct models sample them instead of EOS.
-END_OF_TURN = (
-    "<|im_end|>",
-    "<end_of_turn>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end_of_turn|>",
-)
+_TURN_END = re.compile(r"<\|(im_end|eot_id|eom_id|end_of_turn)\|>|<end_of_turn>")
 
 
 class Tokenizer:
@@ -57,7 +54,8 @@ class Tokenizer:
             backend.model.dropout = None
         self._backend = backend
         self._tokens = _tokens_by_id(backend, source)
-        self._used_size = _used_size(self._tokens, set(unused))
+        for index in unused:
+            self._tokens[index] = None
         self._named_tokens = dict(named_tokens or {})
         self.vocab_size = len(self._tokens)
         self.source = source
@@ -119,28 +117,20 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
+        self, messages: Messages, *, add_generation_prompt: bool = True
     ) -> list[int]:
         """Returns the ids of the rendered chat: `encode(render_chat(...))`, one BOS."""
-        rendered = self.render_chat(
-            messages, add_generation_prompt=add_generation_prompt
+        return self.encode(
+            self.render_chat(messages, add_generation_prompt=add_generation_prompt)
         )
-        return self.encode(rendered)
 
     def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
+        self, messages: Messages, *, add_generation_prompt: bool = True
     ) -> str:
         """Returns the text that the model's chat template makes of `messages`.
 
-        Args:
-            messages: a list of `{"role": str, "content": str}`.
-            add_generation_prompt: whether to open the assistant's turn.
+        Each is `{"role": str, "content": str}`; `add_generation_prompt` opens the
+        assistant's turn.
 
         Raises:
             UserError: the model has no template, the messages are malformed or
@@ -175,25 +165,19 @@ class Tokenizer:
     def first_difference(self, other: "Tokenizer") -> tuple[int, str, str] | None:
         """Returns the first id whose token differs, and both tokens; None if equal.
 
-        Only ids in use in both are compared: padding and unused entries at the end of
-        either vocabulary do not count.
+        Only ids in use in both are compared: padding and unused entries do not count.
         """
-        size = min(self._used_size, other._used_size)
-        if self._tokens[:size] == other._tokens[:size]:
-            return None
-        for index in range(size):
-            if self._tokens[index] != other._tokens[index]:
-                return index, self.token(index), other.token(index)
+        pairs = zip(self._tokens, other._tokens, strict=False)
+        for index, (own, its) in enumerate(pairs):
+            if own is not None and its is not None and own != its:
+                return index, own, its
         return None
 
     @functools.cached_property
     def _plain_id(self) -> int:
         """The id of some token that is text by itself."""
-        for index in range(self.vocab_size):
-            text = self.decode([index])
-            if text.strip() and "\ufffd" not in text:
-                return index
-        return 0
+        texts = ((index, self.decode([index])) for index in range(self.vocab_size))
+        return next((i for i, t in texts if t.strip() and "\ufffd" not in t), 0)
 
     def stream_decoder(self, *, skip_special: bool = True) -> "StreamDecoder":
         """Returns a decoder that is fed ids as they come."""
@@ -207,8 +191,7 @@ class StreamDecoder:
     writes bytes that are no text, the number of replacement marks may differ.
     """
 
-    # The most replacement marks that an unfinished character can leave: UTF-8 takes
-    # up to four bytes, three of which may be there already.
+    # UTF-8 takes up to four bytes, three of which may be there already.
     _UNFINISHED = 3
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True):
@@ -254,16 +237,10 @@ def _tokens_by_id(backend: Any, source: str) -> list[str | None]:
     return tokens
 
 
-def _used_size(tokens: Sequence[str | None], unused: Container[int]) -> int:
-    size = len(tokens)
-    while size and (tokens[size - 1] is None or size - 1 in unused):
-        size -= 1
-    return size
-
-
 def _turn_ends(backend: Any, template: str) -> set[int]:
+    ends = {match[0] for match in _TURN_END.finditer(template)}
     return {
         index
         for index, token in backend.get_added_tokens_decoder().items()
-        if token.special and token.content in END_OF_TURN and token.content in template
+        if token.special and token.content in ends
     }

@@ -127,7 +127,9 @@ class TableModel:
             keys = jnp.stack([tokens, positions], -1)[None].astype("f4") + 100 * layer
             scratch = scratch.write(layer, keys, keys[..., ::-1], slots)
             reads.append(
-                self._read(layer, window, positions, cache, scratch, visible, live_blocks)
+                self._read(
+                    layer, window, positions, cache, scratch, visible, live_blocks
+                )
             )
         before, own, intact = (jnp.stack(each) for each in zip(*reads, strict=True))
         agree = intact.all(0) & (before == before[0]).all(0) & (own == own[0]).all(0)

@@ -90,7 +90,10 @@ def test_layers_of_equal_window_lie_together():
     per_layer, stacked = empty(2), empty(2, stacked=True)
     assert [len(group) for group in per_layer.groups] == [3, 2]
     assert {array.shape[0] for group in per_layer.groups for array in group} == {1}
-    assert [[array.shape[0] for array in group] for group in stacked.groups] == [[3], [2]]
+    assert [[array.shape[0] for array in group] for group in stacked.groups] == [
+        [3],
+        [2],
+    ]
     assert per_layer.groups[0][0].shape[1:] == (2, 2, KV_HEADS, 3 * BLOCK, HEAD_DIM)
 
 
@@ -147,7 +150,9 @@ def test_visible_by_the_one_rule(layer, window):
 
 
 def test_the_window_counts_the_query_itself():
-    assert within(3, jnp.arange(-1, 5)).tolist() == [False, True, True, True] + [False] * 2
+    assert (
+        within(3, jnp.arange(-1, 5)).tolist() == [False, True, True, True] + [False] * 2
+    )
     assert within(None, jnp.array([-1, 0, 10**6])).tolist() == [False, True, True]
 
 

@@ -23,7 +23,14 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Protocols only: the loop never sees a concrete model or drafter, nor a drafter the loop.
 FORBIDDEN = {"decoding": {"models", "drafters"}, "drafters": {"decoding", "models"}}
-IO_LIBRARIES = {"tokenizers", "gguf", "safetensors", "huggingface_hub", "jinja2", "rich"}
+IO_LIBRARIES = {
+    "tokenizers",
+    "gguf",
+    "safetensors",
+    "huggingface_hub",
+    "jinja2",
+    "rich",
+}
 
 
 def imports_of(tree):

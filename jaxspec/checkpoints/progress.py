@@ -51,6 +51,8 @@ def _bar() -> Any:
     bar, _, left = progress.Progress.get_default_columns()[1:]
     done = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     where = console.Console(stderr=True)
+    # Else what the caller prints meanwhile would go to stderr as well.
+    apart = {"console": where, "redirect_stdout": False}
     return progress.Progress(
-        "{task.description}", bar, *done, left, console=where, transient=True
+        "{task.description}", bar, *done, left, transient=True, **apart
     )

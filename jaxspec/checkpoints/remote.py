@@ -32,7 +32,7 @@ def download(model: KnownModel, folder: pathlib.Path) -> pathlib.Path:
         UserError: too little disk, or the hub does not give the file.
     """
     disk.need_space(folder, model.size - disk.folder_bytes(folder))
-    _knock(model.repository)
+    _refuse_unreadable(model.repository, model.file, _names(model.repository))
     where = {"revision": model.revision, "local_dir": folder}
     return _take(model.repository, model.file, **where)
 
@@ -45,16 +45,30 @@ def fetch(repository: str, file: str | None, progress: bool | None) -> pathlib.P
     """
     from huggingface_hub import constants, file_download
 
+    unreachable = None
     try:
-        _knock(repository)
-        offline = False
-    except Unreachable:
-        # Its client would try again for half a minute before it looks here.
-        offline = True
+        _refuse_unreadable(repository, file, _names(repository))
+    except Unreachable as error:
+        unreachable = error
     name = file_download.repo_folder_name(repo_id=repository, repo_type="model")
     cached = pathlib.Path(constants.HF_HUB_CACHE, name)
-    with watching(repository, lambda: disk.folder_bytes(cached), None, progress):
-        return _take(repository, file, local_files_only=offline)
+    try:
+        with watching(repository, lambda: disk.folder_bytes(cached), None, progress):
+            # Without the hub its client would try again for half a minute.
+            return _take(repository, file, local_files_only=bool(unreachable))
+    except Unreachable as error:
+        raise (unreachable or error) from error
+
+
+def _refuse_unreadable(repository: str, file: str | None, names: list[str]) -> None:
+    has_weights = any(name.endswith(".safetensors") for name in names)
+    if file in names or (not file and "config.json" in names and has_weights):
+        return
+    listed = ", ".join([name for name in names if name.endswith(".gguf")][:8])
+    raise UserError(
+        f"model {repository!r} has no {file or 'config.json with .safetensors weights'}"
+        f": choose 'org/name:file' among its GGUF files ({listed or 'none'})"
+    )
 
 
 def _take(repository: str, file: str | None, **options: Any) -> pathlib.Path:
@@ -63,20 +77,14 @@ def _take(repository: str, file: str | None, **options: Any) -> pathlib.Path:
     with _client(repository):
         if file:
             path = huggingface_hub.hf_hub_download(repository, file, **options)
-            return pathlib.Path(path)
-        wanted = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED}
-        path = huggingface_hub.snapshot_download(repository, **wanted, **options)
-    folder = pathlib.Path(path)
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"model {repository!r} has no config.json with .safetensors weights: name "
-            "one of its GGUF files, if it has any, as 'org/name:file.gguf'"
-        )
-    return folder
+        else:
+            wanted = {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED}
+            path = huggingface_hub.snapshot_download(repository, **wanted, **options)
+    return pathlib.Path(path)
 
 
-def _knock(repository: str) -> None:
-    """Asks whether the repository is there, with a deadline that also binds DNS."""
+def _names(repository: str) -> list[str]:
+    """Lists a repository's files, with a deadline that also binds a hanging DNS."""
     import huggingface_hub
 
     answer: Future[Any] = Future()
@@ -91,7 +99,8 @@ def _knock(repository: str) -> None:
 
     threading.Thread(target=ask, daemon=True).start()
     with _client(repository):
-        answer.result(DEADLINE_SECONDS)
+        info = answer.result(DEADLINE_SECONDS)
+    return sorted(sibling.rfilename for sibling in info.siblings or ())
 
 
 @contextlib.contextmanager

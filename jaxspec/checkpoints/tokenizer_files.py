@@ -14,22 +14,17 @@ _TEMPLATE = "chat_template.jinja"
 
 
 def read_folder(folder: Path) -> dict[str, Any]:
-    """Returns the arguments of `Tokenizer` that a model folder describes.
-
-    Raises:
-        UserError: a file is missing, does not parse, or names ids or tokens that the
-            vocabulary lacks.
-    """
+    """Returns the arguments of `Tokenizer`; raises as `Tokenizer.from_folder` does."""
     backend = _backend(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
     vocab = backend.get_vocab()
+    size = max(vocab.values(), default=-1) + 1
     faults: list[str] = []
     named = _named_tokens(config, vocab, faults)
     own = {name: [vocab[text]] for name, text in named.items()}
-    configs = _model_configs(folder)
     bos, eos = (
         own.get(f"{name}_token", [])
-        + _config_ids(configs, f"{name}_token_id", max(vocab.values()) + 1, faults)
+        + _config_ids(folder, f"{name}_token_id", size, faults)
         for name in ("bos", "eos")
     )
     template = _chat_template(folder, config, faults)
@@ -53,12 +48,9 @@ def package_faults(path: Path) -> Iterator[None]:
     """Turns what the tokenizers package raises for a bad file into a `UserError`."""
     try:
         yield
-    except UserError:
-        raise
     # Faults come as bare Exception, or as a panic, which is no Exception.
     except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if not panic and not isinstance(error, Exception):
+        if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         detail = " ".join(str(error).split())
         raise UserError(
@@ -71,10 +63,7 @@ def _backend(path: Path) -> Any:
 
     text = _read_text(path)
     with package_faults(path):
-        backend = tokenizers.Tokenizer.from_str(text)
-        if not backend.get_vocab():
-            raise ValueError("its vocabulary is empty")
-    return backend
+        return tokenizers.Tokenizer.from_str(text)
 
 
 def _named_tokens(
@@ -93,33 +82,16 @@ def _named_tokens(
     return named
 
 
-def _model_configs(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """The configs that may name the ids of BOS and EOS, by their places."""
-    model = _read_json(folder / "config.json")
-    text = model.get("text_config")
-    return {
-        "generation_config.json": _read_json(folder / "generation_config.json"),
-        "config.json": model,
-        "config.json: text_config": text if isinstance(text, dict) else {},
-    }
-
-
-def _config_ids(
-    configs: Mapping[str, Mapping[str, Any]], key: str, size: int, faults: list[str]
-) -> list[int]:
+def _config_ids(folder: Path, key: str, size: int, faults: list[str]) -> list[int]:
+    """Every id that the generation config and the model config give for `key`."""
     ids = []
-    for place, config in configs.items():
-        ids += _checked_ids(config.get(key), f"{place}: {key}", size, faults)
+    for file in ("generation_config.json", "config.json"):
+        value = _read_json(folder / file).get(key)
+        listed = value if isinstance(value, list) else [value] * (value is not None)
+        wrong = [v for v in listed if type(v) is not int or not 0 <= v < size]
+        faults += [f"{file}: {key} {shown(v)} is not an id below {size}" for v in wrong]
+        ids += [] if wrong else listed
     return ids
-
-
-def _checked_ids(value: Any, where: str, size: int, faults: list[str]) -> list[int]:
-    """The ids in `value`: none, one or a list; a wrong one becomes a fault."""
-    values = [] if value is None else value if isinstance(value, list) else [value]
-    wrong = [v for v in values if type(v) is not int or not 0 <= v < size]
-    if wrong:
-        faults.append(f"{where} {shown(wrong[0])} is not an id of the {size} tokens")
-    return [] if wrong else values
 
 
 def _chat_template(
@@ -129,9 +101,8 @@ def _chat_template(
         return _read_text(folder / _TEMPLATE)
     template = config.get("chat_template")
     if isinstance(template, list):
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        by_name = {entry.get("name"): entry.get("template") for entry in entries}
-        template = by_name.get("default")
+        named = (entry for entry in template if isinstance(entry, dict))
+        template = {e.get("name"): e.get("template") for e in named}.get("default")
     if template is None or isinstance(template, str):
         return template
     faults.append("tokenizer_config.json: chat_template is not a text")
@@ -157,11 +128,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The object in an optional JSON file; empty if there is no such file."""
     if not path.is_file():
         return {}
+    text = _read_text(path)
     try:
-        values = json.loads(_read_text(path))
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds {shown(values)}, expected a JSON object")
@@ -170,12 +140,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST_FILE + 1)
-        if len(text) > _LARGEST_FILE:
-            raise UserError(f"{path}: over {_LARGEST_FILE} bytes; download it again")
-        return text.decode()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; download it again") from None
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ValueError(f"over {_LARGEST_FILE} bytes")
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None

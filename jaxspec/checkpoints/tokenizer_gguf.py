@@ -27,12 +27,7 @@ _PRE_TOKENIZERS = ("gpt-2", "llama-bpe", "qwen2", "smollm")
 
 
 def read_gguf(path: Path) -> dict[str, Any]:
-    """Returns the arguments of `Tokenizer` that a GGUF file describes.
-
-    Raises:
-        UserError: the file is cut or corrupt, or its tokenizer is of a kind that is
-            not supported (named in the message).
-    """
+    """Returns the arguments of `Tokenizer`; raises as `Tokenizer.from_gguf` does."""
     fields = _fields(path)
     refuse(_faults(fields), str(path))
     tokens, types = fields["tokens"], fields["token_type"]

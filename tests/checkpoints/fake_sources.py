@@ -109,7 +109,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         repository = self.server.repositories.get(name)
         # As on the real hub, all may see that a gated repository is there.
         if repository == "GatedRepo":
-            repository = {"config.json": b"{}"}
+            repository = dict.fromkeys(
+                ("config.json", "model.safetensors", MODEL.file), b""
+            )
         if not isinstance(repository, dict):
             return self.fail(repository or "RepoNotFound")
         if rest[:1] == ["tree"]:

@@ -6,51 +6,52 @@ import pytest
 from jaxspec.checkpoints import disk, progress
 
 
-def work(wanted, seconds):
-    with progress.watching("fetching", lambda: 7_000_000, 10_000_000, wanted):
-        time.sleep(seconds)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+class Stderr(io.StringIO):
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.isatty = lambda: is_terminal
 
 
 @pytest.fixture
-def terminal(monkeypatch):
-    monkeypatch.setattr("sys.stderr", Terminal())
+def run(monkeypatch):
+    """Runs work of which 7 of 10 MB are done; returns what it wrote to stderr."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    return progress.sys.stderr
+
+    def run(*, is_terminal, wanted=None, patience=0.05, seconds=0.4, until=None):
+        monkeypatch.setattr(progress, "PATIENCE_SECONDS", patience)
+        # Set here, as pytest sets it again after the fixtures.
+        monkeypatch.setattr("sys.stderr", stderr := Stderr(is_terminal))
+        with progress.watching("fetching", lambda: 7_000_000, 10_000_000, wanted):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not (until and until in stderr.getvalue()):
+                time.sleep(0.01)
+            print("result")
+        return stderr.getvalue()
+
+    return run
 
 
-def test_long_work_shows_its_progress_on_a_terminal(terminal, capsys, monkeypatch):
+def test_long_work_shows_its_progress_on_a_terminal(run, capsys):
     assert progress.PATIENCE_SECONDS == 2
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.05)
-    work(None, 0.5)
-    assert "fetching" in terminal.getvalue()
-    assert "7.0/10.0 MB" in terminal.getvalue()
-    assert not capsys.readouterr().out
+    shown = run(is_terminal=True, seconds=20, until="7.0/10.0 MB")
+    assert "fetching" in shown and "7.0/10.0 MB" in shown
+    assert "result" not in shown and capsys.readouterr().out == "result\n"
 
 
-def test_short_work_shows_nothing_and_is_not_kept_waiting(terminal):
+def test_short_work_shows_nothing_and_is_not_kept_waiting(run):
     began = time.monotonic()
-    work(None, 0.01)
-    assert not terminal.getvalue() and time.monotonic() - began < 1
+    assert not run(is_terminal=True, patience=2, seconds=0.01)
+    assert time.monotonic() - began < 1
 
 
-def test_no_bar_where_it_is_refused_or_stderr_is_no_terminal(
-    terminal, capsys, monkeypatch
-):
-    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0)
-    work(False, 0.3)
-    assert not terminal.getvalue()
-    monkeypatch.setattr("sys.stderr", io.StringIO())
-    work(None, 0.3)
-    assert not progress.sys.stderr.getvalue() and not capsys.readouterr().out
+def test_no_bar_where_it_is_refused_or_stderr_is_no_terminal(run):
+    assert run(is_terminal=True, seconds=20, until="fetching")
+    assert not run(is_terminal=True, wanted=False)
+    assert not run(is_terminal=False)
 
 
-def test_an_error_in_the_work_comes_through(terminal):
+def test_an_error_in_the_work_comes_through():
     with pytest.raises(KeyError), progress.watching("", lambda: 0, None, True):
         raise KeyError
 

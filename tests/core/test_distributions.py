@@ -91,7 +91,7 @@ def test_sample_draws_from_the_distribution():
     draws = 50_000
     keys, lengths = noise.seed_keys(range(draws)), jnp.ones(draws, jnp.int32)
     slots = jnp.zeros((draws, 1), jnp.int32)
-    draw = jax.jit(noise.gumbels, static_argnums=(3, 4))
+    draw = jax.jit(noise.gumbels, static_argnums=4)
     gumbel = draw(keys, lengths, slots, noise.NEXT_TOKEN, 5)[:, 0]
     with np.errstate(divide="ignore"):
         rows = jnp.broadcast_to(np.log(probs).astype(np.float32), (draws, 5))

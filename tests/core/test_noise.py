@@ -14,8 +14,8 @@ LENGTHS = [1, 2, 3, 4000]
 SLOTS = [0, 1, 2, 3, 64]
 
 
-gumbels = jax.jit(noise.gumbels, static_argnums=(3, 4))
-uniforms = jax.jit(noise.uniforms, static_argnums=3)
+gumbels = jax.jit(noise.gumbels, static_argnums=4)
+uniforms = jax.jit(noise.uniforms)
 
 
 def every_key():
@@ -44,26 +44,26 @@ def test_the_halves_of_a_seed_are_its_key():
 
 def test_a_draw_does_not_depend_on_the_neighbours():
     keys, lengths, slots = every_key()
-    together = np.asarray(gumbels(keys, lengths, slots, noise.NEXT_TOKEN, 9))
+    together = np.asarray(gumbels(keys, lengths, slots, noise.NEXT_TOKEN, 2))
     order = np.random.default_rng(0).permutation(len(keys))
-    shuffled = gumbels(keys[order], lengths[order], slots[order], noise.NEXT_TOKEN, 9)
-    assert np.array_equal(shuffled, together[order])
-    alone = gumbels(keys[5:6], lengths[5:6], slots[5:6, 3:4], noise.NEXT_TOKEN, 9)
+    mixed = gumbels(keys[order], lengths[order], slots[order], noise.NEXT_TOKEN, 2)
+    assert np.array_equal(mixed, together[order])
+    alone = gumbels(keys[5:6], lengths[5:6], slots[5:6, 3:4], noise.NEXT_TOKEN, 2)
     assert np.array_equal(alone[0, 0], together[5, 3])
 
 
-def test_a_draw_is_the_same_eagerly_compiled_and_in_a_loop():
+def test_a_draw_inside_a_loop_is_the_same():
     keys, lengths, slots = every_key()
-    arguments = keys, lengths, slots, noise.NEXT_TOKEN, 6
+    arguments = keys, lengths, slots, noise.NEXT_TOKEN, 2
 
-    def looped(_):
+    def looped():
         body = lambda i, total: total + noise.gumbels(*arguments)  # noqa: E731
-        return jax.lax.fori_loop(0, 1, body, jnp.zeros((*slots.shape, 6)))
+        return jax.lax.fori_loop(0, 1, body, jnp.zeros((*slots.shape, 2)))
 
-    assert np.array_equal(gumbels(*arguments), jax.jit(looped)(0))
+    assert np.array_equal(gumbels(*arguments), jax.jit(looped)())
 
 
-@pytest.mark.parametrize("size", [1, 12, 64, 127, 1000])
+@pytest.mark.parametrize("size", [1, 63, 1000])
 def test_a_padded_vocabulary_changes_no_draw(size):
     keys, lengths, slots = (part[:3] for part in every_key())
     wide = gumbels(keys, lengths, slots, noise.DRAFT_TOKEN, 1024)
@@ -77,10 +77,10 @@ def test_a_padded_vocabulary_changes_no_draw(size):
     ("size", "settings"),
     [
         (11, {"jax_threefry_partitionable": False}),
-        (13, {"jax_enable_x64": True}),
         (
-            17,
+            13,
             {
+                "jax_enable_x64": True,
                 "jax_default_prng_impl": "rbg",
                 "jax_high_dynamic_range_gumbel": True,
                 "jax_numpy_dtype_promotion": "strict",

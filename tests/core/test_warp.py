@@ -44,7 +44,7 @@ def random_sampling(rng, rows, size, present):
 
 
 def row_options(sampling, row):
-    """The options of one row, as the oracle takes them, exactly as float32 holds them."""
+    """The options of one row as the oracle takes them, just as float32 holds them."""
     given = sampling._asdict()
     return {name: v[row].item() for name, v in given.items() if v is not None}
 
@@ -188,7 +188,7 @@ def test_a_temperature_of_zero_or_almost_takes_the_best_token(options, temperatu
         assert (probs == [0, 0, 1]).all()
         keys = noise.seed_keys(range(draws))
         slots = jnp.zeros((draws, 1), jnp.int32)
-        draw = jax.jit(noise.gumbels, static_argnums=(3, 4))
+        draw = jax.jit(noise.gumbels, static_argnums=4)
         gumbel = draw(keys, slots[:, 0], slots, noise.NEXT_TOKEN, 3)[:, 0]
     with np.errstate(divide="ignore"):
         assert (np.asarray(sample(jnp.log(probs), gumbel)) == 2).all()
@@ -249,7 +249,7 @@ def test_half_precision_logits_are_widened_before_any_arithmetic(temperature):
 
 def test_new_values_of_the_options_do_not_recompile():
     rng = np.random.default_rng(9)
-    step = jax.jit(warp)
+    step = jax.jit(lambda logits, sampling: warp(logits, sampling))
     for _ in range(3):
         sampling = random_sampling(rng, 4, 21, OPTIONS)
         step(random_logits(rng, 4, 2, 21), sampling).block_until_ready()

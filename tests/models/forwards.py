@@ -40,7 +40,7 @@ TINY: dict[str, tuple[str, dict]] = {
     ),
     "qwen3": ("qwen3", {}),
     "qwen3, biases": ("qwen3", {"attention_bias": True}),
-    "gemma3": ("gemma3", {"num_hidden_layers": 4, "sliding_window": 40}),
+    "gemma3": ("gemma3", {"num_hidden_layers": 3, "sliding_window": 40}),
     "gemma3, linear rope": ("gemma3", {"rope_scaling": LINEAR}),
 }
 TEXT_LENGTH = 290
@@ -56,9 +56,7 @@ def tiny_parameters(config: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]
     """Random parameters by canonical name, biases and norms included."""
     rng = np.random.default_rng(seed)
     return {
-        name: (
-            rng.normal(name.endswith("norm.weight"), 0.2, shape).astype(np.float32)
-        )
+        name: (rng.normal(name.endswith("norm.weight"), 0.15, shape).astype(np.float32))
         for name, shape in expected_shapes(config).items()
     }
 
@@ -110,10 +108,11 @@ class Fed(NamedTuple):
     cache: KVCache
 
 
-@functools.partial(jax.jit, static_argnames="taps")
-def step(model, cache, tokens, count, taps: tuple[int, ...] = ()):
-    """Feeds `count` of the tokens of each row and commits them."""
+@jax.jit
+def step(model, cache, tokens, count):
+    """Feeds `count` tokens of each row and commits them; taps every block."""
     rows, width = tokens.shape
+    taps = tuple(range(model.config.num_layers))
     slots = jnp.arange(width)
     positions = cache.length[:, None] + slots
     scratch = model.init_scratch(rows, width)
@@ -141,8 +140,7 @@ def feed(
     chunks: Sequence[tuple[int, int]],
     *,
     cache: KVCache | None = None,
-    taps: tuple[int, ...] = (),
-    keep: int | None = None,
+    at: Sequence[int] | slice = slice(None),
     make_cache: Callable[..., KVCache] | None = None,
 ) -> Fed:
     """Feeds `ids[B, n]` (or `[n]`) chunk by chunk.
@@ -152,8 +150,7 @@ def feed(
         ids: of all rows, equally long.
         chunks: width and count of each.
         cache: to go on from; by default an empty one.
-        taps: blocks to tap.
-        keep: logits of the last `keep` positions only; None: of all.
+        at: the positions whose logits are wanted.
         make_cache: in the place of `model.init_cache`.
     """
     ids = np.atleast_2d(ids)
@@ -164,13 +161,16 @@ def feed(
     for width, count in chunks:
         tokens = np.zeros((len(ids), width), np.int32)
         tokens[:, :count] = ids[:, start : start + count]
-        output, cache = step(model, cache, tokens, np.full(len(ids), count), taps)
-        outputs.append(jax.tree.map(lambda leaf, n=count: leaf[:, :n], output))
+        output, cache = step(model, cache, tokens, np.full(len(ids), count))
+        # NumPy's slices: jnp's would be compiled for each count.
+        outputs.append(
+            jax.tree.map(lambda leaf, n=count: np.asarray(leaf)[:, :n], output)
+        )
         start += count
     assert start == ids.shape[1], "the chunks cover the text"
-    output = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), *outputs)
-    kept = output.hidden if keep is None else output.hidden[:, -keep:]
-    return Fed(np.asarray(logits_of(model, kept)), output, cache)
+    output = jax.tree.map(lambda *parts: np.concatenate(parts, 1), *outputs)
+    logits = logits_of(model, output.hidden[:, at])
+    return Fed(np.asarray(logits), output, cache)
 
 
 def one_shot(model: Decoder, ids: np.ndarray, **options) -> Fed:

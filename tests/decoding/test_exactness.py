@@ -1,0 +1,177 @@
+"""Greedy ids are the target's own, whatever is drafted and accepted."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.drafters.autoregressive import Autoregressive
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.prompt_lookup import PromptLookup
+from jaxspec.models.decoder import Decoder
+from tests import fakes, runs
+
+NODES = 4
+GARBAGE = 1e30
+
+
+def test_a_draft_that_is_the_target_is_always_accepted(tiny):
+    run = runs.generate(tiny.target, DraftModel(tiny.target, NODES), tiny.batch)
+    runs.assert_same_ids(tiny.plain, run.ids)
+    statistics = run.state.statistics
+    np.testing.assert_array_equal(statistics.accepted, statistics.drafted)
+    assert int(statistics.rounds.sum()) >= 50
+    assert int(statistics.accepted.sum()) >= 800
+
+
+def test_a_draft_of_one_constant_token_changes_nothing(tiny):
+    mute = DraftModel(fakes.constant(tiny.target), NODES)
+    run = runs.generate(tiny.target, mute, tiny.batch)
+    runs.assert_same_ids(tiny.plain, run.ids)
+    written = sum(row[1:].count(0) for row in tiny.plain.run.ids)
+    assert 0 < int(run.state.statistics.accepted.sum()) <= written
+
+
+@pytest.fixture(scope="module")
+def table():
+    """A table target whose second layer sees six tokens, over three blocks of cache."""
+    target = fakes.TableModel.random(12, seed=0, scale=3.0, windows=(None, 6))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 12, n).tolist() for n in (1, 2, 17, 24)]
+    batch = runs.Batch(prompts, new=252, capacity=280)
+    return target, runs.plain(target, Autoregressive(), batch, blocks=(5,))
+
+
+def test_fifty_rounds_are_fully_accepted_where_draft_and_target_are_one(table):
+    target, plain = table
+    run = runs.generate(target, DraftModel(target, NODES), plain.run.batch)
+    runs.assert_same_ids(plain, run.ids)
+    assert len({token for row in run.ids for token in row}) >= 8
+    statistics = run.state.statistics
+    assert (np.asarray(statistics.rounds) >= 50).all()
+    np.testing.assert_array_equal(statistics.accepted, statistics.drafted)
+
+
+def test_a_table_model_that_reads_through_the_cache_is_exact(table):
+    target, plain = table
+    near = DraftModel(target.near(seed=1, noise=0.7), NODES)
+    run = runs.generate(target, near, plain.run.batch)
+    runs.assert_same_ids(plain, run.ids)
+    accepted = np.asarray(run.state.statistics.accepted).sum(axis=0)
+    rounds = int(run.state.statistics.rounds.sum())
+    assert accepted[-1] > 20 and rounds - accepted[0] > 20
+
+
+def test_a_stacked_cache_gives_the_same_text(table):
+    target, plain = table
+    stacked = dataclasses.replace(target, windows=(None, None), stacked=True)
+    batch = plain.run.batch._replace(new=40)
+    ids = runs.generate(stacked, DraftModel(stacked, NODES), batch).ids
+    assert ids == [row[:40] for row in plain.run.ids]
+
+
+def test_a_prompt_in_pieces_is_a_prompt_in_one(tiny):
+    drafter = DraftModel(tiny.draft, NODES)
+    run = runs.generate(tiny.target, drafter, tiny.batch._replace(chunk=16))
+    runs.assert_same_ids(tiny.plain, run.ids)
+
+
+def oracle(tiny, rows, nodes=NODES, draft=None):
+    inner = DraftModel(tiny.draft if draft is None else draft, nodes)
+    text = jnp.asarray(np.asarray(tiny.plain.run.state.tokens)[rows])
+    return fakes.Oracle(inner, text, jnp.array(True), jnp.int32(0))
+
+
+def test_a_row_alone_writes_what_it_writes_in_a_batch(tiny):
+    """BL-06, BL-35: sixteen rows of unequal length that accept unequal counts."""
+    for row in range(16):
+        alone = tiny.batch.rows([row])
+        ids = runs.generate(tiny.target, oracle(tiny, [row]), alone).ids
+        runs.assert_same_ids(tiny.plain, ids, [row])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", range(2, 9))
+def test_any_batch_size_writes_the_same(tiny, size):
+    for first in range(0, 16 - size + 1, size):
+        rows = list(range(first, first + size))
+        run = runs.generate(tiny.target, oracle(tiny, rows), tiny.batch.rows(rows))
+        runs.assert_same_ids(tiny.plain, run.ids, rows)
+        accepted = np.asarray(run.state.statistics.accepted)
+        assert len({tuple(each) for each in accepted}) > 1
+
+
+DRAFTS = {
+    "draft": lambda tiny, k: DraftModel(tiny.draft, k),
+    "draft is target": lambda tiny, k: DraftModel(tiny.target, k),
+    "constant": lambda tiny, k: DraftModel(fakes.constant(tiny.target), k),
+    "lookup": lambda tiny, k: PromptLookup(k, min_ngram=1),
+    "oracle": lambda tiny, k: oracle(tiny, range(16), k),
+    "oracle, draft is target": lambda tiny, k: oracle(tiny, range(16), k, tiny.target),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("nodes", range(1, 7))
+@pytest.mark.parametrize("name", DRAFTS)
+def test_every_drafter_and_every_k_is_exact(tiny, name, nodes):
+    """BL-01: all prompt lengths are rows of one batch."""
+    run = runs.generate(tiny.target, DRAFTS[name](tiny, nodes), tiny.batch)
+    runs.assert_same_ids(tiny.plain, run.ids)
+    np.testing.assert_array_equal(run.state.cache.length + 1, run.state.length)
+    if name == "draft is target":
+        statistics = run.state.statistics
+        np.testing.assert_array_equal(statistics.accepted, statistics.drafted)
+
+
+def test_garbage_past_the_length_and_in_other_slots_changes_no_bit(tiny, monkeypatch):
+    batch = tiny.batch._replace(new=24, temperature=[0.0, 1.0] * 8)
+    drafter = DraftModel(tiny.draft, NODES)
+    clean = runs.generate(tiny.target, drafter, batch).state
+
+    def fill(leaf):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.full_like(leaf, GARBAGE)
+        return leaf
+
+    init_cache, init_scratch = Decoder.init_cache, Decoder.init_scratch
+    for name, init in (("init_cache", init_cache), ("init_scratch", init_scratch)):
+        dirty = lambda *args, init=init: jax.tree.map(fill, init(*args))  # noqa: E731
+        monkeypatch.setattr(Decoder, name, dirty)
+    soiled = runs.generate(tiny.target, drafter, batch, runs.programs()).state
+    past = np.asarray(jax.tree.leaves(soiled.cache.groups)[0])[:, :, :, :, -1]
+    assert (past == np.float32(GARBAGE)).all()
+    written = np.arange(batch.capacity) < np.asarray(clean.length)[:, None]
+    for one, other in (
+        (clean.length, soiled.length),
+        (np.where(written, clean.tokens, 0), np.where(written, soiled.tokens, 0)),
+        (clean.hidden, soiled.hidden),
+        *zip(
+            runs.committed(clean.cache, clean.cache.length),
+            runs.committed(soiled.cache, soiled.cache.length),
+            strict=True,
+        ),
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_difference_is_reported_with_its_place_and_its_gap(tiny):
+    ids = [list(row) for row in tiny.plain.run.ids]
+    ids[3][11] = (ids[3][11] + 1) % 64
+    gap = tiny.plain.gaps[3][11]
+    with pytest.raises(
+        AssertionError, match="row 3 differs first at new token 11"
+    ) as e:
+        runs.assert_same_ids(tiny.plain, ids)
+    assert f"gap there is {gap:.2e} (no near tie" in str(e.value)
+    ids[3] = ids[3][:5]
+    with pytest.raises(AssertionError, match="row 3: 5 tokens instead of 64"):
+        runs.assert_same_ids(tiny.plain, ids)
+
+
+def test_a_run_near_a_tie_proves_nothing(tiny):
+    shaky = tiny.plain._replace(delta=min(gap.min() for gap in tiny.plain.gaps) / 5)
+    with pytest.raises(AssertionError, match="near tie"):
+        runs.assert_same_ids(shaky, shaky.run.ids)
