@@ -1,6 +1,7 @@
 """Requests as padded arrays, in the few shapes that programs are compiled for."""
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -42,7 +43,8 @@ def pack_sampling(requests: Sequence[Request], rows: int) -> Sampling:
         values = [getattr(request, name) for request in requests]
         if values[0] is None:
             return None
-        return np.array(values + [idle] * (rows - len(values)), dtype)
+        padded: Any = np.array(values + [idle] * (rows - len(values)), dtype)
+        return padded
 
     return Sampling(
         temperature=column("temperature", np.float32, 0.0),  # pyright: ignore

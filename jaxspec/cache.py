@@ -195,8 +195,8 @@ class KVCache:
 
             return jax.tree.map(write, groups, fresh)
 
-        # One loop over the rows: a vmapped update is a scatter, which becomes a loop for
-        # each array and copies it (measured on the CPU: five copies a layer and round).
+        # One loop over the rows: a vmapped update is a scatter, which becomes a loop
+        # for each array and copies it (on the CPU five times a layer and round).
         rows = self.length.shape[0]
         groups = lax.fori_loop(0, rows, write_row, self.groups)
         return KVCache(groups, self.length + count, self.windows)

@@ -14,7 +14,7 @@ from jaxspec.batching import (
     power_of_two,
 )
 from jaxspec.decoding.loop import decode, prefill
-from jaxspec.decoding.state import DecodingState, Options, Prompts
+from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
@@ -157,8 +157,8 @@ class Generator:
         prompts = pack(requests, 1, self._capacity_for(requests))
         text, seen = self.target.tokenizer.stream_decoder(), len(requests[0].ids)
         for state in self._states(requests, prompts, self._eos(eos_ids), rounds=1):
-            length = int(state.length[0])
-            yield text.push(np.asarray(state.tokens[0, seen:length]).tolist())
+            length = int(np.asarray(state.length)[0])
+            yield text.push(np.asarray(state.tokens)[0, seen:length].tolist())
             seen = length
         yield text.flush()
 
@@ -192,7 +192,7 @@ class Generator:
         before = np.array([(p.seconds, p.compile_seconds) for p in self.programs])
         outcome = idle_outcome(prompts, self.drafter.depth)
         for state in self._states(batch, prompts, ends, rounds=ALL_ROUNDS):
-            outcome = read_outcome(state) if not state.active.any() else outcome
+            outcome = outcome if _is_running(state) else read_outcome(state)
         after = np.array([(p.seconds, p.compile_seconds) for p in self.programs])
         first, later, rounds = (after - before)[:, 0].tolist()
         timing = Timing(first + later, rounds, float((after - before)[:, 1].sum()))
@@ -217,9 +217,14 @@ class Generator:
             program = first if state is prompts else later
             state = program(model, drafter, state, chunk, options, final, LARGEST_CHUNK)
         yield state
-        while state.active.any():
+        while _is_running(state):
             state = run_rounds(model, drafter, state, options, np.int32(rounds))
             yield state
+
+
+def _is_running(state: DecodingState) -> bool:
+    """Asked on the host: an operation on the device would be one more dispatch."""
+    return bool((np.asarray(state.finish) == RUNNING).any())
 
 
 def check_batch_size(batch_size: int | None) -> None:

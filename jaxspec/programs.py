@@ -65,7 +65,7 @@ class Program:
         return compiled
 
 
-def _compiler_options() -> dict[str, bool]:
+def _compiler_options() -> dict[str, str | bool]:
     """What XLA must be asked for, by platform.
 
     Without it the CPU compiler copies every layer's cache twice a round in plain

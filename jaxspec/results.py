@@ -81,7 +81,7 @@ class Timing:
     compiling: float
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def _ratio(part: Any, whole: Any) -> float | None:
     """A quotient, or None where there is nothing to divide by."""
     return float(part / whole) if whole else None
 

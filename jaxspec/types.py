@@ -156,10 +156,14 @@ class Drafter(Protocol):
         prefix_layers: how many of the target's layers `propose` already runs; 0: none.
     """
 
-    taps: tuple[int, ...]
-    nodes: int
-    depth: int
-    prefix_layers: int
+    @property
+    def taps(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def nodes(self) -> int: ...  # noqa: D102
+    @property
+    def depth(self) -> int: ...  # noqa: D102
+    @property
+    def prefix_layers(self) -> int: ...  # noqa: D102
 
     def init(self, rows: int, capacity: int, width: int) -> State:
         """An empty state; `width` is the largest prefill chunk."""

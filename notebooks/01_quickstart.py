@@ -43,15 +43,15 @@ print(f"{model.decoder.config.num_layers} layers, {model.decoder.vocab_size} ids
 # %% [markdown]
 # ## With and without speculation
 #
-# The drafter here is *prompt lookup*: it finds the last place where the text's own ending
-# stood before, and proposes what followed there. It costs nothing, and it pays where the
-# answer repeats the question: code edits, summaries, extraction.
+# The drafter here is *prompt lookup*: it finds the last place where the text's own
+# ending stood before, and proposes what followed there. It costs nothing, and it pays
+# where the answer repeats the question: code edits, summaries, extraction.
 
 # %%
 prompt = """Rewrite this with the name Ada changed to Grace, and nothing else changed.
 
-Ada opened the notebook. Ada wrote a program for a machine that had not been built yet.
-The machine was never finished. The program was right all the same, and Ada knew it.
+Ada opened the notebook. Ada wrote a program for a machine that was not built yet.
+The machine was never finished. The program was right, and Ada knew it.
 """
 chat = [{"role": "user", "content": prompt}]
 
@@ -100,8 +100,8 @@ plt.show()
 # %% [markdown]
 # ## How long should a draft be?
 #
-# A longer draft can save more rounds and wastes more where it is wrong. Tokens per round
-# against k, on this prompt:
+# A longer draft can save more rounds and wastes more where it is wrong. Tokens per
+# round against k, on this prompt:
 
 # %%
 lengths = [1, 2, 4, 6, 8, 12]
@@ -125,8 +125,7 @@ plt.show()
 # ## Sampling
 #
 # With a temperature the output is random, and speculation does not change its
-# distribution. Each row has its own seed: the same seed gives the same text, alone or in
-# a batch.
+# distribution. Each row has its own seed.
 
 # %%
 question = [{"role": "user", "content": "Name one fruit and one colour."}]

@@ -142,7 +142,8 @@ class TableModel:
         def take(found, keys, values, at, seen):
             keys, values = keys[0] - 100 * layer, values[0] - 100 * layer
             token = keys[:, 0] + 1
-            wrong = (values[:, 0] != at) | (values != keys[:, ::-1]).any(-1)
+            wrong = (values[:, 0] != at) | (keys[:, 1] != at)
+            wrong |= keys[:, 0] != values[:, 1]
             here = jnp.stack(
                 [
                     jnp.where(seen & (at == query - 1), token, 0).sum(-1),
@@ -178,9 +179,9 @@ class TableModel:
 class Oracle:
     """Goes around a real drafter and dictates what it drafts, on greedy rows.
 
-    The draft is the row's plain text up to a random depth and wrong there. The drafter's
-    own code runs on that draft: one that draws is made to draw these tokens by the noise
-    it is given, one that does not has its tokens replaced.
+    The draft is the row's plain text up to a random depth and wrong there. The
+    drafter's own code runs on that draft: one that draws is made to draw these tokens by
+    the noise it is given, one that does not has its tokens replaced.
 
     Attributes:
         text: the plain run's tokens, prompt included.

@@ -21,7 +21,7 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-# Protocols only: the loop never sees a concrete model or drafter, nor a drafter the loop.
+# Protocols only: the loop sees no concrete model or drafter, nor a drafter the loop.
 FORBIDDEN = {"decoding": {"models", "drafters"}, "drafters": {"decoding", "models"}}
 IO_LIBRARIES = {
     "tokenizers",

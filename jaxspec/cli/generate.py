@@ -117,8 +117,9 @@ def _parse_line(line: str, where: str, chat: bool, faults: list[str]) -> Prompt:
         prompt, messages = record.get("prompt"), record.get("messages")
         if isinstance(prompt, str):
             return _as_chat(prompt) if chat else prompt
-        if isinstance(prompt, list) or isinstance(messages, list):
-            return messages if prompt is None else prompt
+        for given in (prompt, messages):
+            if isinstance(given, list):
+                return given
     faults.append(f'{where}: expected an object with "prompt" or "messages"')
     return ""
 

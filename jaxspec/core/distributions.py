@@ -51,10 +51,10 @@ def residual_log_probs(
 ) -> Float[Array, "*B V"]:
     """The normalised max(0, target - draft), or the target where that is zero.
 
-    Leviathan et al. 2023, section 2.3. A draft probability that is not a number counts
-    as zero: such a row was rejected whatever its token, so the target itself is drawn.
+    Leviathan et al. 2023, section 2.3. One draft probability that is not a number makes
+    the total none either: such a row was rejected whatever its token, so the target
+    itself is drawn.
     """
-    draft_probs = jnp.nan_to_num(draft_probs, nan=0.0)
     excess = jnp.maximum(jnp.exp(target_log_probs) - draft_probs, 0.0)
     total = excess.sum(axis=-1, keepdims=True)
     residual = jnp.log(excess) - jnp.log(total)

@@ -125,11 +125,11 @@ def test_characters_outside_the_vocabulary_fall_back_to_bytes(llama):
     assert spelled(tokenizer, "aé") == ["<s>", "a", "<0xC3>", "<0xA9>"]
 
 
-def test_runs_of_spaces_are_found_under_the_space_mark(llama):
+def test_user_defined_runs_of_spaces_go_before_better_scores(llama):
     tokenizer = llama(
-        ("▁", "a", "  ", "   "),
-        [0.0, -1.0, -1000.0, -1000.0],
-        kinds=[1, 1, 4, 4],
+        ("▁", "a", "▁a", "  ", "   "),
+        [0.0, -1.0, -2.0, -1000.0, -1000.0],
+        kinds=[1, 1, 1, 4, 4],
         add_space_prefix=False,
         add_bos_token=False,
     )

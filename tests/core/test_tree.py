@@ -1,5 +1,6 @@
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,11 +14,15 @@ def random_parents(rng, rows, nodes):
     ).reshape(rows, nodes)
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def derive(parents, tokens, depth):
+    reach = tree.ancestry(parents)
+    return reach, tree.depths(reach), *tree.paths(tokens, reach, depth)
+
+
 def check(parents, tokens, depth):
     """Compares ancestry, depths and paths with a walk up each node's parents."""
-    reach = jax.jit(tree.ancestry)(parents)
-    levels = tree.depths(reach)
-    paths, counts = jax.jit(tree.paths, static_argnums=2)(tokens, reach, depth)
+    reach, levels, paths, counts = map(np.asarray, derive(parents, tokens, depth))
     assert paths.shape == (*reach.shape[:2], depth)
     for row, parent in enumerate(parents):
         for slot in range(parents.shape[1] + 1):
@@ -29,14 +34,14 @@ def check(parents, tokens, depth):
             assert paths[row, slot].tolist() == expected
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 8, 9, 31])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 7, 8, 31])
 def test_random_trees_equal_a_walk_up_the_parents(nodes):
     rng = np.random.default_rng(nodes)
     parents = random_parents(rng, 8, nodes)
     check(parents, rng.integers(1, 100, (8, nodes)).astype(np.int32), nodes)
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 5, 16, 33])
+@pytest.mark.parametrize("nodes", [0, 1, 16, 33])
 def test_a_chain_reaches_its_whole_length(nodes):
     parents = np.asarray(tree.chain(2, nodes))
     assert parents.tolist() == [list(range(nodes))] * 2
@@ -46,9 +51,9 @@ def test_a_chain_reaches_its_whole_length(nodes):
 
 def test_siblings_have_equal_depth_and_do_not_see_each_other():
     # BL-51: root, a, b, a1 of a, b1 of b.
-    parents = jnp.array([[0, 0, 1, 2]])
-    reach = tree.ancestry(parents)
-    assert tree.depths(reach).tolist() == [[0, 1, 1, 2, 2]]
+    parents = np.array([[0, 0, 1, 2]])
+    reach, levels, _, _ = map(np.asarray, derive(parents, parents, 2))
+    assert levels.tolist() == [[0, 1, 1, 2, 2]]
     assert np.flatnonzero(reach[0, 3]).tolist() == [0, 1, 3]
     assert np.flatnonzero(reach[0, 4]).tolist() == [0, 2, 4]
 
@@ -62,7 +67,7 @@ def test_a_star_has_depth_one_and_no_depth_gives_empty_paths():
 
 def test_rows_with_different_trees_do_not_mix():
     parents = np.array([[0, 1, 2, 3], [0, 0, 0, 0], [0, 1, 0, 3]], np.int32)
-    together = tree.ancestry(parents)
+    ancestry = jax.jit(tree.ancestry)
+    together = np.asarray(ancestry(parents))
     for row in range(3):
-        alone = tree.ancestry(parents[row : row + 1])
-        assert np.array_equal(together[row], alone[0])
+        assert np.array_equal(together[row], ancestry(parents[row : row + 1])[0])

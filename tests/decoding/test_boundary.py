@@ -1,6 +1,8 @@
 """Where a text ends: EOS, the limit, the room left; all in one place of the loop."""
 
-import jax.numpy as jnp
+import dataclasses
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def assert_cut(run, plain, eos):
 
 def test_eos_ends_the_text_at_each_offset_of_a_block(tiny, itself):
     met = dict.fromkeys(["prefill", *range(NODES + 1)], 0)
-    for eos in range(64):
+    for eos in range(0, 64, 2):
         run = runs.generate(tiny.target, itself, tiny.batch._replace(eos=[eos]))
         assert_cut(run, tiny.plain, {eos})
         for ids in run.ids:
@@ -44,11 +46,11 @@ def test_eos_ends_the_text_at_each_offset_of_a_block(tiny, itself):
                 place = len(ids) - 1
                 met["prefill" if place == 0 else (place - 1) % (NODES + 1)] += 1
     print(f"offsets met: {met}")
-    assert min(met.values()) >= 5
+    assert min(met.values()) >= 3
 
 
 def test_a_cut_round_counts_what_it_emits(tiny, itself):
-    for eos in range(0, 64, 9):
+    for eos in range(0, 64, 16):
         run = runs.generate(tiny.target, itself, tiny.batch._replace(eos=[eos]))
         statistics = run.state.statistics
         for row, ids in enumerate(run.ids):
@@ -61,40 +63,17 @@ def test_a_cut_round_counts_what_it_emits(tiny, itself):
 
 
 def test_any_of_several_eos_ids_ends_the_text(tiny, itself):
-    run = runs.generate(tiny.target, itself, tiny.batch._replace(eos=(3, 41, 17)))
-    assert_cut(run, tiny.plain, {3, 41, 17})
-    ends = {ids[-1] for ids in run.ids if ids[-1] in (3, 41, 17)}
-    assert len(ends) >= 2
+    rows = Counter(token for ids in tiny.plain.run.ids for token in set(ids))
+    eos = [token for token, _ in rows.most_common(3)]
+    run = runs.generate(tiny.target, itself, tiny.batch._replace(eos=eos))
+    assert_cut(run, tiny.plain, set(eos))
+    assert {ids[-1] for ids in run.ids} >= set(eos)
 
 
 def test_without_an_eos_id_nothing_stops_the_text(tiny, itself):
     run = runs.generate(tiny.target, itself, tiny.batch._replace(eos=()))
     runs.assert_same_ids(tiny.plain, run.ids)
     assert (np.asarray(run.state.finish) == LENGTH).all()
-
-
-def test_eos_inside_a_looked_up_ngram_ends_the_text():
-    """The prompt holds its own continuation, then its own beginning once more."""
-    target = fakes.TableModel.random(12, seed=3, scale=3.0)
-    rng = np.random.default_rng(3)
-    beginnings = [rng.integers(0, 12, 3).tolist() for _ in range(16)]
-    batch = runs.Batch(beginnings, new=12)
-    follow = runs.generate(target, Autoregressive(), batch).ids
-    prompts = [[*a, *b, *a] for a, b in zip(beginnings, follow, strict=True)]
-    again = runs.generate(target, Autoregressive(), batch._replace(prompts=prompts)).ids
-    assert again == follow
-    lookup, met = PromptLookup(NODES, min_ngram=3), np.zeros(NODES, int)
-    for eos in range(12):
-        ended = batch._replace(prompts=prompts, eos=[eos])
-        run = runs.generate(target, lookup, ended)
-        assert run.ids == [cut_after(ids, {eos}) for ids in follow]
-        for row, length in enumerate(np.asarray(run.state.length)):
-            place = length - len(prompts[row]) - 1
-            looked_up = bool(run.state.from_draft[row, length - 1])
-            if run.ids[row][-1] == eos and looked_up and 1 <= place <= NODES:
-                met[place - 1] += 1
-    print(f"offsets met: {met}")
-    assert (met >= 2).all()
 
 
 def test_no_more_is_written_than_the_room_left(tiny, itself):
@@ -128,20 +107,54 @@ def test_a_row_without_room_or_request_is_inert(tiny, itself):
     np.testing.assert_array_equal(np.asarray(run.state.tokens)[3], full)
 
 
-@pytest.mark.parametrize("new", range(1, 6))
-def test_lookup_writes_no_more_than_asked(new):
+@pytest.fixture(scope="module")
+def table():
+    target = fakes.TableModel.random(12, seed=3, scale=3.0)
+    return target, PromptLookup(NODES, min_ngram=2)
+
+
+def test_eos_inside_a_looked_up_ngram_ends_the_text(table):
+    """The prompt holds its own continuation, then its own beginning once more."""
+    target, lookup = table
+    rng = np.random.default_rng(3)
+    beginnings = [rng.integers(0, 12, 3).tolist() for _ in range(16)]
+    batch = runs.Batch(beginnings, new=12)
+    follow = runs.generate(target, Autoregressive(), batch).ids
+    prompts = [[*a, *b, *a] for a, b in zip(beginnings, follow, strict=True)]
+    again = runs.generate(target, Autoregressive(), batch._replace(prompts=prompts)).ids
+    assert again == follow
+    met = np.zeros(NODES, int)
+    for eos in range(12):
+        ended = batch._replace(prompts=prompts, eos=[eos])
+        run = runs.generate(target, lookup, ended)
+        assert run.ids == [cut_after(ids, {eos}) for ids in follow]
+        for row, length in enumerate(np.asarray(run.state.length)):
+            place = length - len(prompts[row]) - 1
+            looked_up = bool(run.state.from_draft[row, length - 1])
+            if run.ids[row][-1] == eos and looked_up and 1 <= place <= NODES:
+                met[place - 1] += 1
+    print(f"offsets met: {met}")
+    assert (met >= 2).all()
+
+
+def test_lookup_writes_no_more_than_asked(table):
     """BL-24."""
-    target = fakes.TableModel.random(12, seed=4, scale=3.0)
-    batch = runs.Batch([[5, 6, 7, 8, 9, 5, 6]], new=new, capacity=32, chunk=8)
-    ids = runs.generate(target, PromptLookup(3, min_ngram=2), batch).ids
-    assert ids == runs.generate(target, Autoregressive(), batch).ids
-    assert len(ids[0]) == new
-
-
-def test_a_prompt_shorter_than_the_ngram_is_decoded_plainly():
-    target = fakes.TableModel.random(12, seed=4, scale=3.0)
-    batch = runs.Batch([[5]], new=5, capacity=32, chunk=8)
-    run = runs.generate(target, PromptLookup(3, min_ngram=5), batch)
+    target, lookup = table
+    # The first token repeats the prompt, so that the first round has a draft.
+    logits = target.table.at[6 % 3, 1 + 5, 6, 7].set(99.0)
+    target = dataclasses.replace(target, table=logits)
+    batch = runs.Batch([[5, 6, 7, 8, 9, 5, 6]] * 16, new=range(1, 17))
+    run = runs.generate(target, lookup, batch)
     assert run.ids == runs.generate(target, Autoregressive(), batch).ids
-    assert int(run.state.statistics.drafted.sum()) == 0
-    assert jnp.array_equal(run.state.statistics.rounds, jnp.array([4]))
+    assert [len(ids) for ids in run.ids] == [*range(1, 17)]
+    assert int(run.state.statistics.drafted[1].sum()) > 0
+
+
+def test_a_prompt_shorter_than_the_ngram_is_decoded_plainly(table):
+    target, lookup = table
+    batch = runs.Batch([[first % 12] for first in range(16)], new=20)
+    first, second, *_, last = runs.rounds(target, lookup, batch)
+    assert int(second.statistics.drafted.sum()) == 0
+    assert (np.asarray(second.length - first.length) == 1).all()
+    plain = runs.generate(target, Autoregressive(), batch)
+    assert runs.Run(batch, last).ids == plain.ids

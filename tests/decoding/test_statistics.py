@@ -1,10 +1,14 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.core import tree
-from jaxspec.decoding.round import count_round
+from jaxspec.decoding import round as decoding_round
 from jaxspec.decoding.state import Statistics
 from jaxspec.types import Draft
+
+# One program instead of many small ones.
+count_round = jax.jit(decoding_round.count_round)
 
 
 def count(nodes, rounds):
