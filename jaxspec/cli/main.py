@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from jaxspec.cli import demo, fetch, generate
 from jaxspec.errors import UserError
@@ -16,9 +17,17 @@ examples:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong on one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2; the usage is left to `--help`."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="jaxspec",
         description="Exact speculative decoding in JAX.",
         epilog=_EPILOG,

@@ -56,6 +56,7 @@ def sampled(drafter, options, repeats, made=runs.SHARED, rounds=runs.FOREVER):
             options={
                 name: column(name, value, "i4" if name == "top_k" else "f4")
                 for name, value in NOT_SET.items()
+                if any(name in option for option in options)
             },
             capacity=32,
             chunk=16,
