@@ -175,7 +175,9 @@ def printing_loop(count):
 def main(path: str) -> None:
     setup = Slice(**yaml.safe_load(Path(path).read_text()))
     tiny = dataclasses.replace(setup, capacity=256)
-    draft = dataclasses.replace(TINY, num_layers=1, windows=(None,), ropes=TINY.ropes[:1])
+    draft = dataclasses.replace(
+        TINY, num_layers=1, windows=(None,), ropes=TINY.ropes[:1]
+    )
     pair = tiny.generator_of(tiny.model("target", TINY), tiny.model("draft", draft))
     print(
         json.dumps(
