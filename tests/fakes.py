@@ -82,6 +82,14 @@ class TableModel:
         fresh = np.random.default_rng(seed).normal(size=self.table.shape) * noise
         return dataclasses.replace(self, table=self.table + jnp.asarray(fresh, "f4"))
 
+    def greedy_text(self, prompt, new: int) -> list[int]:
+        """What it must write, straight from the table."""
+        table, text = np.asarray(self.table), list(prompt)
+        for _ in range(new):
+            before = text[-2] + 1 if len(text) > 1 else 0
+            text.append(int(table[(len(text) - 1) % 3, before, text[-1]].argmax()))
+        return text[len(prompt) :]
+
     @property
     def vocab_size(self) -> int:
         return self.table.shape[-1]
@@ -180,8 +188,8 @@ class Oracle:
     """Goes around a real drafter and dictates what it drafts, on greedy rows.
 
     The draft is the row's plain text up to a random depth and wrong there. The
-    drafter's own code runs on that draft: one that draws is made to draw these tokens by
-    the noise it is given, one that does not has its tokens replaced.
+    drafter's own code runs on that draft: one that draws is made to draw these tokens
+    by the noise it is given, one that does not has its tokens replaced.
 
     Attributes:
         text: the plain run's tokens, prompt included.

@@ -49,6 +49,12 @@ def table():
     return dataclasses.replace(target, stacked=True), plain
 
 
+def test_a_table_model_writes_what_its_table_says(table):
+    target, plain = table
+    texts = [target.greedy_text(prompt, 252) for prompt in plain.run.batch.prompts]
+    runs.assert_same_ids(plain, texts)
+
+
 def test_fifty_rounds_are_fully_accepted_where_draft_and_target_are_one(table):
     target, plain = table
     run = runs.generate(target, DraftModel(target, NODES), plain.run.batch)

@@ -23,8 +23,11 @@ TEXT = (
     "The oldest is from 1852, and it is green.\n"
 )
 ROOT = Path(__file__).parents[2]
-# Of Gemma 3 270M (report, section 2, and google/gemma-3-270m's config.json); the file
-# holds the window, the head width and the global base only.
+# The file holds the window, the head width and the global base; the rest is the gemma3
+# architecture's and must be transformers' too. A check that owes nothing to it: other
+# choices predict LICENSE worse, in nats a token over 600: as here 2.47, no window 2.49,
+# one base 2.51 (1e4) or 3.91 (1e6), silu 3.33, twice the query scale 3.10, norms with 1
+# added again 17.9, no embedding scale 13.7.
 GEMMA_270M = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",

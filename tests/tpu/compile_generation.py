@@ -1,23 +1,16 @@
 """Compiles the programs of a generation for a TPU, on a machine that has none.
 
-Run as `python -m tests.tpu.compile_generation CONFIG.yaml`, in a process of its own: it
-loads libtpu. It prints one JSON object: what each program is, by name.
+Run as `python -m tests.tpu.compile_generation CONFIG.yaml`, in a process of its own
+that has `ENVIRONMENT` set: it loads libtpu. It prints one JSON object: what came out of
+each compilation, by name.
 """
 
 import dataclasses
 import json
-import os
 import re
 import sys
-import time
 from pathlib import Path
-
-# Before jax: libtpu would look for a TPU's metadata server, and lock the machine's TPU.
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +23,7 @@ from jax.experimental import topologies
 from jaxspec.batching import LARGEST_CHUNK, chunks, pack, pack_eos, pack_sampling
 from jaxspec.checkpoints.hub import fetch
 from jaxspec.checkpoints.load import open_checkpoint
-from jaxspec.decoding.state import DecodingState, Options
+from jaxspec.decoding.state import DecodingState, Options, Prompts
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig, Rope
@@ -39,8 +32,14 @@ from jaxspec.programs import Program
 from jaxspec.requests import Request
 from tests.hlo import host_traffic
 
-# The round's loop over the rows that a commit writes; attention's loops are in a branch.
-COMMIT = re.compile(r'while\(.*op_name="jit\(\w+\)/while/body/(?!cond)[^"]*"')
+# Else libtpu looks for a metadata server, and a second process dies on its lock file.
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+# A loop right in a round's body: with a drafter that runs no model, only a commit's.
+COMMIT = re.compile(r' while\(.*op_name="jit\(decode\)/while/body/(?!cond)[^"]*"')
 TINY = ModelConfig(
     family="llama",
     vocab_size=512,
@@ -106,48 +105,58 @@ def programs(setup: Slice, generator: Generator) -> dict[str, dict]:
     """Compiles what `Generator` would dispatch, with every sampling option present."""
     first, later, rounds = generator.programs
     model, drafter = generator.target.decoder, generator.drafter
-    prompts, options, short, long = arguments(setup)
+    short, long = (prompts(setup, tokens) for tokens in (1, setup.capacity - 1))
+    options = sampling(setup)
 
     def fresh(model, drafter, prompts):
         return DecodingState.init(model, drafter, prompts, LARGEST_CHUNK)
 
-    state = jax.eval_shape(fresh, model, drafter, prompts)
-    held = jax.tree.leaves((state.cache, state.drafter))
-    held_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in held)
+    state = jax.eval_shape(fresh, model, drafter, long)
     calls = {
-        "first chunk": (first, (model, drafter, prompts, short, options, np.bool_(1))),
-        "later chunk": (later, (model, drafter, state, long, options, np.bool_(1))),
-        "rounds": (rounds, (model, drafter, state, options, np.int32(1))),
+        "first chunk": (first, short, (next(chunks(short))[0], options, np.bool_(1))),
+        "later chunk": (later, state, (next(chunks(long))[0], options, np.bool_(1))),
+        "rounds": (rounds, state, (options, np.int32(1))),
     }
-    return {
-        name: {"held_bytes": held_bytes} | report(setup.sharding, program, *args)
-        for name, (program, args) in calls.items()
-    }
+    reports = {}
+    for name, (program, given, rest) in calls.items():
+        static = () if program is rounds else (LARGEST_CHUNK,)
+        arrays = (model, drafter, given, *rest)
+        compiled = compile_for(setup.sharding, program, arrays, static)
+        caches = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim == 6]
+        reports[name] = report(compiled, program) | {
+            "parameter_bytes": size(model) + size(drafter),
+            "cache_bytes": 0 if program is first else size(caches),
+            "cache_copies": sum(copies(compiled.as_text(), leaf) for leaf in caches),
+        }
+    return reports
 
 
-def arguments(setup: Slice):
-    """Prompts, options, and the pieces of a short prompt and of the longest one."""
-    requests = [
-        Request("", [0] * tokens, 1, 0.8, top_k=50, top_p=0.95, min_p=0.05, seed=0)
-        for tokens in (1, setup.capacity - 1)
-    ]
-    short, long = (
-        pack([request] * setup.batch_size, setup.batch_size, setup.capacity)
-        for request in requests
-    )
-    sampling = pack_sampling(requests[:1] * setup.batch_size, setup.batch_size)
-    options = Options(sampling, pack_eos([0]))
-    return long, options, next(chunks(short))[0], next(chunks(long))[0]
+def prompts(setup: Slice, tokens: int) -> Prompts:
+    """A batch of prompts of `tokens` tokens."""
+    return pack([request(tokens)] * setup.batch_size, setup.batch_size, setup.capacity)
 
 
-def report(sharding, program: Program, *args) -> dict:
-    """Compiles a program for the shapes of `args`, and says what came out."""
+def sampling(setup: Slice) -> Options:
+    """The options of a batch, all of them present."""
+    rows = setup.batch_size
+    return Options(pack_sampling([request(1)] * rows, rows), pack_eos([0]))
+
+
+def request(tokens: int) -> Request:
+    return Request("", [0] * tokens, 1, 0.8, top_k=50, top_p=0.95, min_p=0.05, seed=0)
+
+
+def compile_for(sharding, program: Program, arrays: Any, static: tuple = ()) -> Any:
+    """Compiles for the shapes of `arrays`, on the chip of the sharding."""
 
     def place(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    static = (LARGEST_CHUNK,) * program._static
-    compiled = program.compile(*jax.tree.map(place, args), *static)
+    return program.compile(*jax.tree.map(place, arrays), *static)
+
+
+def report(compiled, program: Program) -> dict:
+    """What the compiler says of a program, in bytes and seconds."""
     text, memory = compiled.as_text(), compiled.memory_analysis()
     return {
         "modules": text.count("HloModule "),
@@ -162,6 +171,18 @@ def report(sharding, program: Program, *args) -> dict:
     }
 
 
+def size(tree: Any) -> int:
+    """Bytes of all leaves."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def copies(hlo_text: str, leaf) -> int:
+    """How many instructions copy an array of this shape, in any layout."""
+    kind = {"bfloat16": "bf16", "float32": "f32"}[leaf.dtype.name]
+    shape = re.escape(f"{kind}[{','.join(map(str, leaf.shape))}]")
+    return len(re.findall(rf"= \(?{shape}.* copy(-start)?\(", hlo_text))
+
+
 def printing_loop(count):
     """The negative control: a loop that calls back to the host."""
 
@@ -173,23 +194,23 @@ def printing_loop(count):
 
 
 def main(path: str) -> None:
+    """Prints the reports of the slice's generation, of a draft model and a control."""
     setup = Slice(**yaml.safe_load(Path(path).read_text()))
-    tiny = dataclasses.replace(setup, capacity=256)
+    small = dataclasses.replace(setup, capacity=256)
     draft = dataclasses.replace(
         TINY, num_layers=1, windows=(None,), ropes=TINY.ropes[:1]
     )
-    pair = tiny.generator_of(tiny.model("target", TINY), tiny.model("draft", draft))
-    print(
-        json.dumps(
-            {
-                "slice": programs(setup, setup.generator()),
-                "draft model": programs(tiny, pair),
-                "printing": report(setup.sharding, Program(printing_loop), np.int32(3)),
-            }
-        )
-    )
+    pair = small.generator_of(small.model("target", TINY), small.model("draft", draft))
+    control = Program(printing_loop)
+    reports = {
+        "slice": programs(setup, setup.generator()),
+        "draft model": programs(small, pair),
+        "printing": report(
+            compile_for(setup.sharding, control, (np.int32(3),)), control
+        ),
+    }
+    print(json.dumps(reports))
 
 
 if __name__ == "__main__":
-    start = time.perf_counter()
     main(sys.argv[1])
