@@ -167,6 +167,6 @@ def count_round(
         rounds=statistics.rounds + active[:, 0],
         emitted=statistics.emitted + cut,
         drafted=statistics.drafted
-        + (at_depth.sum(axis=1) * (active & (depth <= deepest))),
-        accepted=statistics.accepted + (active & (depth <= accepted)),
+        + jnp.where(active & (depth <= deepest), at_depth.sum(axis=1), 0),
+        accepted=statistics.accepted + jnp.where(active & (depth <= accepted), 1, 0),
     )

@@ -34,7 +34,7 @@ def load(path, dtype="float32"):
     return load_parameters(open_checkpoint(path), dtype)
 
 
-def refused(path, culprit):
+def assert_refused(path, culprit):
     """Loads, expects one line that names the culprit, and that nothing was placed."""
     placed = []
     with pytest.raises(UserError, match=culprit) as caught:
@@ -164,7 +164,7 @@ def test_bl47_a_quantised_file_loads_and_its_query_rows_are_put_in_order(
 def test_bl47_an_unknown_or_unsupported_type_id_is_refused(tmp_path, type_id):
     metadata, tensors = tiny_parts()
     wide = Stored((256,), type_id, bytes(2048))
-    refused(
+    assert_refused(
         write_gguf(tmp_path / "m", metadata, tensors | {"output_norm.weight": wide}),
         rf"`output_norm.weight` is stored as .* \(id {type_id}\), expected one of F32",
     )
@@ -262,7 +262,9 @@ def test_bl38_rope_freqs_become_the_llama3_scaling(tmp_path):
     ],
 )
 def test_bl38_other_rope_freqs_are_refused(tmp_path, factors):
-    refused(with_factors(tmp_path / "m", factors.astype(np.float32)), "rope_freqs")
+    assert_refused(
+        with_factors(tmp_path / "m", factors.astype(np.float32)), "rope_freqs"
+    )
 
 
 def test_gemma_windows_and_scaling_are_those_of_the_architecture(tmp_path):
@@ -323,7 +325,7 @@ def test_gemma_27b_scales_queries_by_width_over_heads(tmp_path):
 def test_metadata_that_would_change_the_maths_is_refused(tmp_path, key, value, culprit):
     metadata, tensors = tiny_parts()
     metadata = {k: v for k, v in (metadata | {key: value}).items() if v is not None}
-    refused(write_gguf(tmp_path / "m.gguf", metadata, tensors), culprit)
+    assert_refused(write_gguf(tmp_path / "m.gguf", metadata, tensors), culprit)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ def test_metadata_that_would_change_the_maths_is_refused(tmp_path, key, value, c
 def test_a_tensor_without_a_role_is_refused(tmp_path, family, name):
     metadata, tensors = tiny_parts(family)
     extra = {name: plain(np.zeros((32, 32)))}
-    refused(
+    assert_refused(
         write_gguf(tmp_path / "m", metadata, tensors | extra),
         f"is not used by a {family} decoder",
     )
@@ -351,7 +353,7 @@ def test_a_tensor_without_a_role_is_refused(tmp_path, family, name):
 def test_bl41_a_missing_bias_is_refused(tmp_path):
     metadata, tensors = tiny_parts("qwen2")
     del tensors["blk.1.attn_k.bias"]
-    refused(
+    assert_refused(
         write_gguf(tmp_path / "m", metadata, tensors),
         "layers.1.self_attn.k_proj.bias` is missing",
     )
@@ -363,7 +365,7 @@ def test_all_faults_come_in_one_error(tmp_path):
     tensors["blk.0.ffn_up.weight"] = plain(np.zeros((2, 3)))
     tensors["blk.0.ffn_down.weight"] = Stored((32, 64), 24, bytes(2048))
     tensors["surprise"] = plain(np.zeros(3))
-    message = refused(write_gguf(tmp_path / "m", metadata, tensors), "surprise")
+    message = assert_refused(write_gguf(tmp_path / "m", metadata, tensors), "surprise")
     for culprit in ("final_norm.weight", "ffn_up.weight` has shape [2, 3]", "I8"):
         assert culprit in message
 
@@ -389,7 +391,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path, sound_bytes):
     # The last tensor may be followed by padding that nothing needs.
     for size in np.linspace(0, len(sound_bytes) - 64, 50).astype(int):
         path.write_bytes(sound_bytes[:size])
-        refused(path, "not a sound GGUF file|truncated")
+        assert_refused(path, "not a sound GGUF file|truncated")
     path.write_bytes(sound_bytes)
     assert load_or_refuse(path)
 
@@ -442,7 +444,7 @@ def test_flipped_bits_in_the_header_never_escape_as_another_error(
 def test_a_hostile_header_is_refused(tmp_path, header):
     path = tmp_path / "m.gguf"
     path.write_bytes(header)
-    refused(path, "not a sound GGUF file")
+    assert_refused(path, "not a sound GGUF file")
 
 
 def test_a_name_that_occurs_twice_is_refused(tmp_path, sound_bytes):
@@ -450,7 +452,7 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path, sound_bytes):
     path.write_bytes(
         sound_bytes.replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight")
     )
-    refused(path, "'blk.0.attn_k.weight' occurs twice")
+    assert_refused(path, "'blk.0.attn_k.weight' occurs twice")
 
 
 def test_smollm2_is_what_its_table_says():

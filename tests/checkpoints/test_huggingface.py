@@ -26,7 +26,7 @@ def load(folder, dtype="float32"):
     return load_parameters(open_checkpoint(folder), dtype)
 
 
-def refused(folder, culprit, dtype="float32"):
+def assert_refused(folder, culprit, dtype="float32"):
     """Loads, expects one line that names the culprit, and that nothing was placed."""
     placed = []
     with pytest.raises(UserError, match=culprit) as caught:
@@ -78,14 +78,16 @@ def test_bl37b_a_redundant_head_must_have_the_right_shape(tmp_path):
     folder = write_hf_folder(
         tmp_path, values, tensors=random_tensors(values) | {HEAD: head}
     )
-    refused(folder, r"lm_head\.weight` has shape \[63, 32\], expected \[64, 32\]")
+    assert_refused(
+        folder, r"lm_head\.weight` has shape \[63, 32\], expected \[64, 32\]"
+    )
 
 
 def test_bl37c_untied_without_a_head_is_refused(tmp_path):
     values = tiny_config("llama", tie_word_embeddings=False)
     tensors = random_tensors(values)
     del tensors[HEAD]
-    refused(
+    assert_refused(
         write_hf_folder(tmp_path, values, tensors=tensors),
         "tensor `lm_head.weight` is missing",
     )
@@ -96,7 +98,7 @@ def test_bl40_a_width_of_hidden_size_is_refused_where_heads_are_wider(tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
     narrow = {name: np.zeros((32, 32), np.float32)}
     folder = write_hf_folder(tmp_path, values, tensors=random_tensors(values) | narrow)
-    refused(folder, r"q_proj\.weight` has shape \[32, 32\], expected \[64, 32\]")
+    assert_refused(folder, r"q_proj\.weight` has shape \[32, 32\], expected \[64, 32\]")
 
 
 def test_bl41_biases_are_loaded_and_must_be_there(tmp_path):
@@ -106,7 +108,7 @@ def test_bl41_biases_are_loaded_and_must_be_there(tmp_path):
     parameters = load(write_hf_folder(tmp_path, values, tensors=tensors | large))
     assert (parameters["layers.1.self_attn.k_proj.bias"] == 100).all()
     del tensors[KEY_BIAS]
-    refused(
+    assert_refused(
         write_hf_folder(tmp_path, values, tensors=tensors),
         r"1.*k_proj\.bias` is missing",
     )
@@ -116,14 +118,14 @@ def test_bl41_a_tensor_that_nothing_uses_is_refused(tmp_path):
     values = tiny_config("llama")
     bias = {KEY_BIAS: np.zeros(16, np.float32)}
     folder = write_hf_folder(tmp_path, values, tensors=random_tensors(values) | bias)
-    refused(folder, r"k_proj\.bias` is not used by a llama decoder")
+    assert_refused(folder, r"k_proj\.bias` is not used by a llama decoder")
 
 
 def test_bl43_a_missing_shard_is_named_before_anything_is_opened(tmp_path):
     folder = write_hf_folder(tmp_path, tiny_config("llama"), shards=3)
     (folder / "model-00002-of-00003.safetensors").unlink()
     (folder / "model-00001-of-00003.safetensors").write_bytes(b"never opened")
-    refused(folder, "model-00002-of-00003.safetensors missing")
+    assert_refused(folder, "model-00002-of-00003.safetensors missing")
 
 
 def test_bl43_an_index_without_a_needed_tensor_is_refused(tmp_path):
@@ -131,7 +133,7 @@ def test_bl43_an_index_without_a_needed_tensor_is_refused(tmp_path):
     tensors = random_tensors(values)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     folder = write_hf_folder(tmp_path, values, shards=2, tensors=tensors)
-    refused(folder, r"`layers.1.mlp.up_proj.weight` is missing")
+    assert_refused(folder, r"`layers.1.mlp.up_proj.weight` is missing")
 
 
 def edit_index(folder, edit):
@@ -150,7 +152,7 @@ def test_bl43_an_index_at_odds_with_its_files_is_refused(tmp_path):
         weight_map[name] = other
 
     edit_index(folder, move)
-    message = refused(folder, "`model.norm.weight` is not in model-0000")
+    message = assert_refused(folder, "`model.norm.weight` is not in model-0000")
     assert "`model.norm.weight` in model-0000" in message
     assert "is not in the index" in message
 
@@ -164,7 +166,7 @@ def test_bl43_an_index_may_name_only_files_of_its_folder(tmp_path, file):
     edit_index(
         folder, lambda weight_map: weight_map.update({"model.norm.weight": file})
     )
-    refused(folder, "expected the name of a safetensors file in the same folder")
+    assert_refused(folder, "expected the name of a safetensors file in the same folder")
 
 
 def test_bl44_bfloat16_is_read_bit_for_bit(tmp_path):
@@ -214,7 +216,7 @@ def test_bl44_norms_stay_float32(tmp_path, family):
 def test_another_dtype_is_refused(tmp_path, dtype):
     folder = write_hf_folder(tmp_path, tiny_config("llama"))
     # None means float64 to NumPy, which is not what a caller means by it.
-    refused(folder, "expected float32 or bfloat16", dtype)
+    assert_refused(folder, "expected float32 or bfloat16", dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.float64, ml_dtypes.float8_e4m3fn])
@@ -223,7 +225,9 @@ def test_a_stored_type_that_is_no_plain_float_is_refused(tmp_path, dtype):
     stored = random_tensors(tiny_config("llama"))
     stored["model.norm.weight"] = stored["model.norm.weight"].astype(dtype)
     save_file(stored, folder / "model.safetensors")
-    refused(folder, "`model.norm.weight` holds (I8|F64|F8_E4M3), expected one of F32")
+    assert_refused(
+        folder, "`model.norm.weight` holds (I8|F64|F8_E4M3), expected one of F32"
+    )
 
 
 def test_all_faults_come_in_one_error(tmp_path):
@@ -232,7 +236,9 @@ def test_all_faults_come_in_one_error(tmp_path):
     del tensors["model.norm.weight"]
     tensors["model.extra.weight"] = np.zeros(3, np.float32)
     tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((2, 2), np.float32)
-    message = refused(write_hf_folder(tmp_path, values, tensors=tensors), "is missing")
+    message = assert_refused(
+        write_hf_folder(tmp_path, values, tensors=tensors), "is missing"
+    )
     assert "`model.extra.weight` is not used" in message
     assert "up_proj.weight` has shape [2, 2], expected [64, 32]" in message
 
@@ -265,14 +271,14 @@ def test_a_vision_tower_in_a_text_model_is_refused(tmp_path):
     values = tiny_config("gemma3")
     extra = {"vision_tower.encoder.weight": np.zeros((2, 2), np.float32)}
     folder = write_hf_folder(tmp_path, values, tensors=random_tensors(values) | extra)
-    refused(folder, "vision_tower.encoder.weight` is not used")
+    assert_refused(folder, "vision_tower.encoder.weight` is not used")
 
 
 def test_one_tensor_under_two_names_is_refused(tmp_path):
     values = tiny_config("llama")
     extra = {"norm.weight": np.zeros(32, np.float32)}
     folder = write_hf_folder(tmp_path, values, tensors=random_tensors(values) | extra)
-    refused(folder, "name one tensor")
+    assert_refused(folder, "name one tensor")
 
 
 @pytest.mark.parametrize("part", [0, 1, 7, 8, 100, 3000, -1])
@@ -281,7 +287,7 @@ def test_a_truncated_file_is_refused(tmp_path, part, shards):
     folder = write_hf_folder(tmp_path, tiny_config("llama"), shards=shards)
     path = sorted(folder.glob("*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:part])
-    refused(folder, f"{path.name}: truncated or not a safetensors file")
+    assert_refused(folder, f"{path.name}: truncated or not a safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -301,16 +307,18 @@ def test_a_truncated_file_is_refused(tmp_path, part, shards):
 def test_broken_json_is_refused(tmp_path, file, text):
     folder = write_hf_folder(tmp_path, tiny_config("llama"), shards=2)
     (folder / file).write_bytes(text.encode(errors="surrogateescape"))
-    refused(folder, rf"{file}: (not valid JSON|holds|`weight_map`)")
+    assert_refused(folder, rf"{file}: (not valid JSON|holds|`weight_map`)")
 
 
 def test_a_folder_without_its_files_says_what_is_missing(tmp_path):
-    refused(tmp_path, r"config\.json: cannot be read \(No such file or directory\)")
+    assert_refused(
+        tmp_path, r"config\.json: cannot be read \(No such file or directory\)"
+    )
     (tmp_path / "config.json").write_text(json.dumps(tiny_config("llama")))
-    refused(tmp_path, "holds neither model.safetensors nor")
+    assert_refused(tmp_path, "holds neither model.safetensors nor")
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
-    refused(tmp_path, "pickled weights are never read")
-    refused(tmp_path / "nowhere", "no such file or folder")
+    assert_refused(tmp_path, "pickled weights are never read")
+    assert_refused(tmp_path / "nowhere", "no such file or folder")
 
 
 @pytest.mark.parametrize("layout", ["hf", "gguf"])

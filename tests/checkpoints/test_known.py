@@ -28,7 +28,7 @@ def test_the_parts_add_up_to_the_file():
     [
         ({"JAXSPEC_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
         ({"XDG_CACHE_HOME": "/b"}, "/b/jaxspec"),
-        ({"HOME": "/home/me"}, "/home/me/.cache/jaxspec"),
+        ({"HOME": "/users/me"}, "/users/me/.cache/jaxspec"),
     ],
 )
 def test_cache_folder(variables, expected, monkeypatch):

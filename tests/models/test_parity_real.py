@@ -31,7 +31,7 @@ def text_ids(file, length):
     return np.array(ids, np.int32)
 
 
-def require_close(ours, wanted, what):
+def assert_close(ours, wanted, what):
     difference = largest_difference(ours, wanted)
     print(f"{what}: largest difference {difference:.1e}")
     assert wanted.std() > 0.5
@@ -50,7 +50,7 @@ def test_a_short_text(name):
     file = models_on_disk.path(name)
     ids = text_ids(file, SHORT)
     wanted = theirs.of_gguf(file, ids)
-    require_close(one_shot(load_decoder(file), ids).logits[0], wanted, name)
+    assert_close(one_shot(load_decoder(file), ids).logits[0], wanted, name)
 
 
 class Gemma:
@@ -80,15 +80,15 @@ def gemma():
 def test_gemma_on_a_short_text(gemma):
     # Theirs are those of the long text: what comes later changes nothing.
     ours = one_shot(gemma.model, gemma.ids[:SHORT]).logits[0]
-    require_close(ours, gemma.wanted_first, GEMMA)
+    assert_close(ours, gemma.wanted_first, GEMMA)
 
 
 @pytest.mark.models
 def test_gemma_past_its_window_in_one_piece(gemma):
     at = np.concatenate([gemma.edge, gemma.last])
     ours = one_shot(gemma.model, gemma.ids, at=at).logits[0]
-    require_close(ours[-SHORT:], gemma.wanted_last, "last 64 of 1,100")
-    require_close(ours[:-SHORT], gemma.wanted_edge, "505 to 520 of 1,100")
+    assert_close(ours[-SHORT:], gemma.wanted_last, "last 64 of 1,100")
+    assert_close(ours[:-SHORT], gemma.wanted_edge, "505 to 520 of 1,100")
 
 
 @pytest.mark.models
@@ -98,4 +98,4 @@ def test_gemma_token_by_token_across_the_edge_of_its_window(gemma):
     chunks = [(start, start), *[(1, 1)] * count]
     ids = gemma.ids[: start + count]
     ours = feed(gemma.model, ids, chunks, at=gemma.edge).logits[0]
-    require_close(ours, gemma.wanted_edge, "505 to 520, decoded")
+    assert_close(ours, gemma.wanted_edge, "505 to 520, decoded")
