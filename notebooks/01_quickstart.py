@@ -48,7 +48,7 @@ print(f"{model.decoder.config.num_layers} layers, {model.decoder.vocab_size} ids
 # where the answer repeats the question: code edits, summaries, extraction.
 
 # %%
-prompt = """Rewrite this with the name Ada changed to Grace, and nothing else changed.
+prompt = """Repeat the following text exactly, word for word:
 
 Ada opened the notebook. Ada wrote a program for a machine that was not built yet.
 The machine was never finished. The program was right, and Ada knew it.
@@ -56,7 +56,7 @@ The machine was never finished. The program was right, and Ada knew it.
 chat = [{"role": "user", "content": prompt}]
 
 plain = jaxspec.Generator(model)
-speculative = jaxspec.Generator(model, "prompt-lookup", draft_tokens=6)
+speculative = jaxspec.Generator(model, "prompt-lookup", draft_tokens=7)
 
 for generator in (plain, speculative):
     generator.generate(chat, max_new_tokens=96)  # compiles

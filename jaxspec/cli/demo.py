@@ -9,16 +9,14 @@ from jaxspec.loading import LanguageModel, load
 from jaxspec.requests import check_options
 from jaxspec.results import Result
 
-# A task that repeats its prompt: what prompt lookup is for.
+# An answer that repeats its question: what prompt lookup is for.
 PROMPT = """\
-Fix the bug in this function and give me the whole function again.
+Repeat the following text exactly, word for word:
 
-def average(numbers):
-    total = 0
-    for number in numbers:
-        total += number
-    return total / len(number)
+Ada opened the notebook. Ada wrote a program for a machine that was not built yet.
+The machine was never finished. The program was right, and Ada knew it.
 """
+DRAFT_TOKENS = 7
 
 _EPILOG = """\
 examples:
@@ -55,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     check_options(1, max_new_tokens=args.max_new_tokens)
     console, notes = Console(highlight=False), Console(stderr=True)
     model = load(DEFAULT_MODEL)
-    plain, speculative = Generator(model), Generator(model, "prompt-lookup")
+    plain = Generator(model)
+    speculative = Generator(model, "prompt-lookup", draft_tokens=DRAFT_TOKENS)
     chat = [{"role": "user", "content": args.prompt}]
     options = {"max_new_tokens": args.max_new_tokens}
     with notes.status("compiling and generating ..."):
