@@ -338,13 +338,14 @@ def test_bl40_head_width_apart_from_hidden_over_heads(tmp_path):
         shapes["self_attn.q_norm.weight"] == shapes["self_attn.k_norm.weight"] == (16,)
     )
     ours, theirs = loaded(tmp_path, values, tensors)
-    assert largest_difference(ours, theirs) < 1e-4
+    assert largest_difference(ours, theirs) < 1e-5
 
 
 def test_bl40_a_missing_head_width_is_hidden_over_heads(tmp_path):
     values = tiny_config("llama", max_position_embeddings=512)
     assert "head_dim" not in values
     ours, theirs = loaded(tmp_path, values, random_tensors(values))
+    # Weights of 0.3 make attention sharp: float32 rounding alone is 2.2e-5 here.
     assert largest_difference(ours, theirs) < 1e-4
 
 
