@@ -1,8 +1,10 @@
 """Real models: whatever drafts, the ids are those that the target writes alone.
 
 Each identity prints the smallest gap between the two best logits that the plain run
-met, and delta, the largest change of a logit between the shapes in use: ids may only
-differ where the gap is under 2 delta, and the tests want it above 10 delta.
+met, and delta, the largest change of a logit between the shapes in use. Both are taken
+at the same choice: at a token with massive activations (Qwen has some) every logit moves
+a hundred times more than elsewhere, which says nothing of the other choices. An id may
+only differ where its gap is under 2 delta; the tests want every gap above 10 delta.
 """
 
 import numpy as np
@@ -20,33 +22,35 @@ PROMPTS = [
 ]
 
 
-def gaps_and_delta(model: LanguageModel, results, blocks) -> tuple[np.ndarray, float]:
-    """The top-two gap at every emitted token, and delta over forwards of `blocks`."""
-    gaps, delta = [], 0.0
+def gaps_and_deltas(model: LanguageModel, results, blocks):
+    """At every emitted token: the top-two gap, and delta over forwards of `blocks`."""
+    gaps, deltas = [], []
     for result in results:
         prompt = model.tokenizer.encode(result.prompt)
         text = np.array([prompt + result.token_ids], np.int32)
-        length = text.shape[1]
-        text = np.pad(text, ((0, 0), (0, -length % 64)))
-        logits = np.asarray(runs.replay(model.decoder, text, 1))
-        for block in blocks:
-            other = np.asarray(runs.replay(model.decoder, text, block))
-            # Of the text alone: what stands in the padding is nobody's choice.
-            change = np.abs(other - logits)[:, :length]
-            delta = max(delta, float(change.max()))
-        best = np.sort(logits[0], axis=-1)[:, -2:]
-        begin = len(prompt) - 1
-        gaps.append((best[:, 1] - best[:, 0])[begin : begin + len(result.token_ids)])
-    return np.concatenate(gaps), delta
+        choices = slice(len(prompt) - 1, text.shape[1] - 1)
+        text = np.pad(text, ((0, 0), (0, -text.shape[1] % 64)))
+        logits = np.asarray(runs.replay(model.decoder, text, 1))[0, choices]
+        best = np.sort(logits, axis=-1)[:, -2:]
+        gaps.append(best[:, 1] - best[:, 0])
+        others = [
+            np.asarray(runs.replay(model.decoder, text, block))[0, choices]
+            for block in blocks
+        ]
+        deltas.append(np.abs(np.stack(others) - logits).max(axis=(0, 2)))
+    return np.concatenate(gaps), np.concatenate(deltas)
 
 
 def assert_identical(model, plain, others, blocks):
-    gaps, delta = gaps_and_delta(model, plain, blocks)
-    print(f"smallest gap {gaps.min():.2e}, delta {delta:.2e}, {gaps.size} tokens")
+    gaps, deltas = gaps_and_deltas(model, plain, blocks)
+    print(
+        f"{gaps.size} tokens, smallest gap {gaps.min():.2e}, largest delta "
+        f"{deltas.max():.2e}, smallest gap over delta {(gaps / deltas).min():.0f}"
+    )
     for name, results in others.items():
         ids = [result.token_ids for result in results]
         assert ids == [result.token_ids for result in plain], name
-    assert gaps.min() > 10 * delta
+    assert (gaps > 10 * deltas).all()
 
 
 @pytest.fixture(scope="module")
