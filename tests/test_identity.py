@@ -2,8 +2,8 @@
 
 Each identity prints the smallest gap between the two best logits that the plain run
 met, and delta, the largest change of a logit between the shapes in use. Both are taken
-at the same choice: at a token with massive activations (Qwen has some) every logit moves
-a hundred times more than elsewhere, which says nothing of the other choices. An id may
+at the same choice: at a token with massive activations (Qwen has some) every logit
+moves a hundred times more than elsewhere, which says nothing of the others. An id may
 only differ where its gap is under 2 delta; the tests want every gap above 10 delta.
 """
 
