@@ -1,19 +1,46 @@
 """Typed reading of a hostile mapping in which no field may be overlooked."""
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxspec.errors import refuse
+from jaxspec.errors import UserError, refuse
 
 T = TypeVar("T")
 REQUIRED: Any = object()
 _LISTED_FAULTS = 40
+_LARGEST_JSON = 64 * 2**20
 
 
 def shown(value: object) -> str:
     """`value` on one short line, for an error message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        UserError: it cannot be read, is too large, or is no JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LARGEST_JSON + 1)
+        if len(text) > _LARGEST_JSON:
+            raise ValueError("it is over 64 MiB")
+        values = json.loads(text.decode("utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    except (ValueError, RecursionError) as error:
+        detail = str(error).splitlines()[0]
+        raise UserError(f"{path}: not valid JSON ({detail})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: holds {shown(values)}, expected a JSON object")
+    return values
 
 
 def refuse_all(faults: list[str], heading: str) -> None:

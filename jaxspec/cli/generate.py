@@ -5,10 +5,10 @@ import json
 import pathlib
 from typing import Any
 
-from jaxspec.cli.options import add_drafting, make_generator
-from jaxspec.cli.progress import progress_bar
+from jaxspec.cli.options import add_drafting, add_verb, make_generator
 from jaxspec.errors import UserError, refuse
 from jaxspec.generator import check_batch_size
+from jaxspec.progress import watching
 from jaxspec.requests import Prompt, check_options
 from jaxspec.results import Result
 
@@ -30,12 +30,13 @@ examples:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Registers the subcommand `generate`."""
-    parser = subparsers.add_parser(
+    parser = add_verb(
+        subparsers,
+        run,
         "generate",
         help="continue prompts",
         description="Continues prompts, exactly as the model alone would, but faster.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_drafting(parser)
     add = parser.add_argument
@@ -52,7 +53,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--batch-size", metavar="B", type=int, help="prompts at a time (default: all)")
     add("--capacity", metavar="N", type=int, help="the most tokens of a row")
     add("--json", action="store_true", help="one JSON object a prompt")
-    parser.set_defaults(run=run)
     return parser
 
 
@@ -72,10 +72,11 @@ def run(args: argparse.Namespace) -> int:
     check_batch_size(args.batch_size)
     generator = make_generator(args, capacity=args.capacity)
     results = generator.iterate(prompts, batch_size=args.batch_size, **options)
-    with progress_bar("prompts", len(prompts)) as advance:
+    shown = 0
+    with watching("prompts", lambda: shown, len(prompts), in_bytes=False):
         for result in results:
-            advance(1)
             _show(result, args.json)
+            shown += 1
     return 0
 
 

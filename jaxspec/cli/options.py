@@ -1,6 +1,7 @@
 """Options that more than one verb has, and what they make."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from jaxspec.errors import UserError
@@ -9,6 +10,17 @@ from jaxspec.loading import load
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_DRAFT_TOKENS = 4
+
+
+def add_verb(
+    subparsers: Any, run: Callable[[argparse.Namespace], int], name: str, **texts: str
+) -> argparse.ArgumentParser:
+    """Registers a verb; `texts` are its `help`, `description` and `epilog`."""
+    parser = subparsers.add_parser(
+        name, formatter_class=argparse.RawDescriptionHelpFormatter, **texts
+    )
+    parser.set_defaults(run=run)
+    return parser
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.core import tree
-from jaxspec.drafters.autoregressive import Autoregressive
+from jaxspec.drafters.stateless import Stateless
 from jaxspec.types import Context, Draft, Noise, State, Target
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, init=False)
-class PromptLookup(Autoregressive):
+@dataclasses.dataclass(frozen=True)
+class PromptLookup(Stateless):
     """Looks the longest suffix n-gram up in the row's own tokens (Saxena 2023).
 
     It keeps no state and runs no model. The longest match wins, then the most recent.
@@ -21,18 +21,24 @@ class PromptLookup(Autoregressive):
     `a b a b a` is `b a b a`. A row with no match drafts nothing.
 
     Attributes:
+        draft_tokens: k, of each round.
         min_ngram: shorter matches are no match.
         max_ngram: longer matches count no more.
     """
 
-    min_ngram: int
-    max_ngram: int
+    draft_tokens: int
+    min_ngram: int = 2
+    max_ngram: int = 8
 
-    def __init__(self, draft_tokens: int, min_ngram: int = 2, max_ngram: int = 8):
-        object.__setattr__(self, "nodes", draft_tokens)
-        object.__setattr__(self, "depth", draft_tokens)
-        object.__setattr__(self, "min_ngram", min_ngram)
-        object.__setattr__(self, "max_ngram", max_ngram)
+    @property
+    def nodes(self) -> int:
+        """Draft nodes a round."""
+        return self.draft_tokens
+
+    @property
+    def depth(self) -> int:
+        """The length of the chain."""
+        return self.draft_tokens
 
     def propose(
         self, target: Target, state: State, context: Context, noise: Noise

@@ -1,6 +1,3 @@
-import struct
-import tracemalloc
-
 import gguf
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +7,9 @@ from jaxspec.checkpoints import hub
 from jaxspec.checkpoints.gguf import canonical_name, decode_rows, stored_row_order
 from jaxspec.checkpoints.gguf_header import read_header
 from jaxspec.checkpoints.load import expected_shapes, load_parameters, open_checkpoint
-from jaxspec.errors import UserError
 from jaxspec.models.config import Rope, RopeScaling
 from tests.checkpoints.block_formats import FORMATS, decode, random_blocks
+from tests.checkpoints.gguf_loads import assert_refused, load, tiny_parts
 from tests.checkpoints.writers import (
     FAMILIES,
     Stored,
@@ -28,29 +25,6 @@ from tests.checkpoints.writers import (
 )
 
 LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
-
-
-def load(path, dtype="float32"):
-    return load_parameters(open_checkpoint(path), dtype)
-
-
-def assert_refused(path, culprit):
-    """Loads, expects one line that names the culprit, and that nothing was placed."""
-    placed = []
-    with pytest.raises(UserError, match=culprit) as caught:
-        load_parameters(
-            open_checkpoint(path), place=lambda name, array: placed.append(name)
-        )
-    assert "\n" not in str(caught.value)
-    assert placed == []
-    return str(caught.value)
-
-
-def tiny_parts(family="llama", **changes):
-    """Metadata and tensors of a tiny file, to be spoilt."""
-    values = tiny_config(family, **changes)
-    tensors = gguf_tensors(values, random_tensors(values))
-    return gguf_metadata(values), {name: plain(t) for name, t in tensors.items()}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -368,91 +342,6 @@ def test_all_faults_come_in_one_error(tmp_path):
     message = assert_refused(write_gguf(tmp_path / "m", metadata, tensors), "surprise")
     for culprit in ("final_norm.weight", "ffn_up.weight` has shape [2, 3]", "I8"):
         assert culprit in message
-
-
-@pytest.fixture(scope="module")
-def sound_bytes(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
-    return write_tiny_gguf(path, tiny_config("gemma3")).read_bytes()
-
-
-def load_or_refuse(path):
-    """Whether a file loads; anything but a UserError of one line is a failure."""
-    try:
-        load(path)
-    except UserError as error:
-        assert "\n" not in str(error)
-        return False
-    return True
-
-
-def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path, sound_bytes):
-    path = tmp_path / "m.gguf"
-    # The last tensor may be followed by padding that nothing needs.
-    for size in np.linspace(0, len(sound_bytes) - 64, 50).astype(int):
-        path.write_bytes(sound_bytes[:size])
-        assert_refused(path, "not a sound GGUF file|truncated")
-    path.write_bytes(sound_bytes)
-    assert load_or_refuse(path)
-
-
-def test_flipped_bits_in_the_header_never_escape_as_another_error(
-    tmp_path, sound_bytes
-):
-    rng = np.random.default_rng(0)
-    path = tmp_path / "m.gguf"
-    size = sound_bytes.rindex(b"blk.1.") + 64
-    tracemalloc.start()
-    refusals = 0
-    for _ in range(300):
-        data = bytearray(sound_bytes)
-        for place in rng.integers(0, size, rng.integers(1, 4)):
-            data[place] ^= 1 << rng.integers(8)
-        path.write_bytes(data)
-        refusals += not load_or_refuse(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert refusals > 100
-    assert peak < 50e6, "a hostile count must not be believed"
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"",
-        b"GGUF",
-        b"FUGG" + bytes(60),
-        struct.pack("<4sIQQ", b"GGUF", 1, 0, 0),
-        struct.pack(">4sIQQ", b"GGUF", 3, 0, 0),
-        struct.pack("<4sIQQ", b"GGUF", 3, 2**63, 0),
-        struct.pack("<4sIQQ", b"GGUF", 3, 0, 2**63),
-        struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 2**63),
-        struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 8, 2**62),
-        struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 7, 2**23),
-        struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 9, 1),
-        struct.pack("<4sIQQQ1sIQ", b"GGUF", 3, 0, 1, 1, b"\n", 8, 0),
-        struct.pack("<4sIQQQ1sIQ1s", b"GGUF", 3, 0, 1, 1, b"k", 8, 1, b"\xff"),
-        struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"k", 13),
-        struct.pack("<4sIQQQ1sI", b"GGUF", 3, 1, 0, 1, b"t", 2**31),
-        struct.pack("<4sIQQQ1sI", b"GGUF", 3, 1, 0, 1, b"t", 0),
-        struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 2**63, 0, 0),
-        struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 0, 0, 0),
-        struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 1, 0, 2**63),
-        struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 31, 2, 0),
-    ],
-)
-def test_a_hostile_header_is_refused(tmp_path, header):
-    path = tmp_path / "m.gguf"
-    path.write_bytes(header)
-    assert_refused(path, "not a sound GGUF file")
-
-
-def test_a_name_that_occurs_twice_is_refused(tmp_path, sound_bytes):
-    path = tmp_path / "m.gguf"
-    path.write_bytes(
-        sound_bytes.replace(b"blk.0.attn_q.weight", b"blk.0.attn_k.weight")
-    )
-    assert_refused(path, "'blk.0.attn_k.weight' occurs twice")
 
 
 def test_smollm2_is_what_its_table_says():

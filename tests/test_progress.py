@@ -3,7 +3,8 @@ import time
 
 import pytest
 
-from jaxspec.checkpoints import disk, progress
+from jaxspec import progress
+from jaxspec.checkpoints import disk
 
 
 class Stderr(io.StringIO):
@@ -37,6 +38,17 @@ def test_long_work_shows_its_progress_on_a_terminal(run, capsys):
     shown = run(is_terminal=True, seconds=20, until="7.0/10.0 MB")
     assert "fetching" in shown and "7.0/10.0 MB" in shown
     assert "result" not in shown and capsys.readouterr().out == "result\n"
+
+
+def test_counts_are_shown_as_counts(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("sys.stderr", stderr := Stderr(is_terminal=True))
+    end = time.monotonic() + 20
+    with progress.watching("prompts", lambda: 3, 10, in_bytes=False):
+        while time.monotonic() < end and "3/10" not in stderr.getvalue():
+            time.sleep(0.01)
+    assert "3/10" in stderr.getvalue() and "B/s" not in stderr.getvalue()
 
 
 def test_short_work_shows_nothing_and_is_not_kept_waiting(run):
