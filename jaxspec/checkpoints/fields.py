@@ -33,8 +33,6 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(text.decode("utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
     except (ValueError, RecursionError) as error:
         detail = str(error).splitlines()[0]
         raise UserError(f"{path}: not valid JSON ({detail})") from None
