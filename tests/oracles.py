@@ -69,3 +69,86 @@ def verify(target_probs, draft_probs, tokens, uniforms, valid=None):
 def ancestors(parents, slot):
     """The slots on the way from the root to `slot`, both included."""
     return [0] if slot == 0 else [*ancestors(parents, parents[slot - 1]), slot]
+
+
+def ratios(target_probs, draft_probs, tokens, valid=None):
+    """Below which uniform `verify` accepts each node, whatever becomes of the others.
+
+    `target_probs[k + 1, V]`, `draft_probs[k, V]`.
+    """
+    pairs = zip(target_probs[:-1], draft_probs, tokens, strict=True)
+    return np.array([min(1.0, p[x] / q[x]) if q[x] > 0 else 1.0 for p, q, x in pairs])
+
+
+def block_prefixes(target_probs, draft_probs, tokens):
+    """The p_0 to p_k of block verification: how much of each prefix is kept."""
+    kept = [1.0]
+    for p, q, x in zip(target_probs[:-1], draft_probs, tokens, strict=True):
+        joint = kept[-1] * p[x]
+        # A token that the draft cannot draw is never given but by hand.
+        kept.append(min(1.0, joint / q[x]) if q[x] > 0 else float(joint > 0))
+    return kept
+
+
+def block_thresholds(target_probs, draft_probs, tokens, valid=None):
+    """Below which uniform block verification accepts each prefix; 0 past the draft.
+
+    Sun et al. 2024, equation 4.
+    """
+    length = leading(np.ones(len(tokens)) if valid is None else valid)
+    kept = block_prefixes(target_probs, draft_probs, tokens)
+    thresholds = np.zeros(len(tokens))
+    for i in range(1, length):
+        share = np.maximum(kept[i] * target_probs[i] - draft_probs[i], 0).sum()
+        rest = 1 - kept[i]
+        thresholds[i - 1] = share / (share + rest) if rest > 0 else 1.0
+    if length:
+        thresholds[length - 1] = kept[length]
+    return thresholds
+
+
+def block_verify(target_probs, draft_probs, tokens, uniforms, valid=None):
+    """`verify`, by blocks: the longest prefix that passes, and what follows it."""
+    length = leading(np.ones(len(tokens)) if valid is None else valid)
+    if draft_probs is None:
+        draft_probs = np.eye(target_probs.shape[-1])[tokens]
+    thresholds = block_thresholds(target_probs, draft_probs, tokens, valid)
+    passed = [i + 1 for i in range(length) if uniforms[i] < thresholds[i]]
+    count = max(passed, default=0)
+    if count == length:
+        return count, target_probs[count]
+    scaled = block_prefixes(target_probs, draft_probs, tokens)[count]
+    excess = np.maximum(scaled * target_probs[count] - draft_probs[count], 0)
+    return count, excess / excess.sum() if excess.sum() > 0 else target_probs[count]
+
+
+def leading(flags):
+    """How many are true before the first that is not."""
+    return next((i for i, flag in enumerate(flags) if not flag), len(flags))
+
+
+def gumbel_match(target_probs, draft_probs):
+    """How often two arg-maxes with one Gumbel noise are the same id.
+
+    Daliri, Musco, Suresh 2025: the sum over x of 1 / sum_y max(p_y/p_x, q_y/q_x).
+    """
+    p, q = np.asarray(target_probs, float), np.asarray(draft_probs, float)
+    both = [x for x in range(len(p)) if p[x] > 0 and q[x] > 0]
+    return sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in both)
+
+
+def gumbel_chain(rows, noise):
+    """Plain sampling: token after token, each with the noise of its position.
+
+    `rows[i][tokens so far]` are log-probabilities, `noise[k, V]`.
+    """
+    tokens = ()
+    for row, gumbel in zip(rows, noise, strict=True):
+        tokens += (int(np.argmax(row[tokens] + gumbel)),)
+    return tokens
+
+
+def is_typical(target_probs, token, epsilon=0.09, delta=0.3):
+    """Medusa's test (Cai et al. 2024, section 2.3.1) of one token."""
+    entropy = -sum(p * np.log(p) for p in target_probs if p > 0)
+    return target_probs[token] > min(epsilon, delta * np.exp(-entropy))

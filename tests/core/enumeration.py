@@ -4,9 +4,12 @@ import jax
 import numpy as np
 
 from jaxspec.types import Draft
+from tests import oracles
 
 # The largest number below 1: no uniform is above it.
 ALMOST_1 = 1 - 2.0**-24
+# How near to a cell's edge a rule is asked: float32 places the edge no better.
+MARGIN = 1e-5
 
 
 def logs(probs):
@@ -55,13 +58,34 @@ class Tables:
         return np.stack([p * r for p, r in zip(own, rest, strict=True)])
 
 
-def joint(rule, tables, fixed=None, valid=None):
+def joint(rule, tables, fixed=None, valid=None, thresholds=oracles.ratios):
     """The distribution of the next `nodes + 1` tokens under a rule, integrated exactly.
 
+    Over all that can happen (see `outcomes`). Tokens after the round's own come from
+    the target.
+    """
+    total = np.zeros((tables.size,) * (tables.nodes + 1))
+    for weight, prefix, following in outcomes(rule, tables, fixed, valid, thresholds):
+        for token, share in enumerate(weight * following):
+            after = (*prefix, token)
+            rest = tables.continuation(after) if len(after) <= tables.nodes else 1.0
+            total[after] += share * rest
+    return total
+
+
+def mean_accepted(rule, tables, fixed=None, valid=None, thresholds=oracles.ratios):
+    """How many draft tokens a round accepts in expectation, integrated exactly."""
+    happens = outcomes(rule, tables, fixed, valid, thresholds)
+    return sum(weight * len(prefix) for weight, prefix, _ in happens)
+
+
+def outcomes(rule, tables, fixed, valid, thresholds):
+    """What can happen in a round: (probability, accepted tokens, what follows them).
+
     Over all drafts, or of one `fixed` draft that is told as certain; and over the
-    uniforms: each node's split [0, 1) in two cells at the probability ratio, where the
-    rule must be constant: it is asked at both ends and in the middle of each. Tokens
-    after the round's own come from the target.
+    uniforms: the `thresholds` of a draft's nodes split each [0, 1) in two, and in each
+    of these 2 ** nodes cells the rule must be constant: it is asked at both ends and in
+    the middle, at 6 ** nodes points a draft.
     """
     size, nodes = tables.size, tables.nodes
     drafts = np.array(list(np.ndindex(*(size,) * nodes)) if fixed is None else [fixed])
@@ -69,35 +93,16 @@ def joint(rule, tables, fixed=None, valid=None):
     draft = rows_of(tables.draft, drafts)
     if fixed is not None:
         draft = np.eye(size)[drafts]
-    own = drafts[:, :, None]
-    drawn = np.take_along_axis(draft, own, axis=-1)[..., 0]
-    wanted = np.take_along_axis(target[:, :-1], own, axis=-1)[..., 0]
-    split = np.minimum(wanted / np.where(drawn > 0, drawn, 1), 1)
-
+    drawn = np.take_along_axis(draft, drafts[:, :, None], axis=-1)[..., 0]
+    known = zip(target, draft, drafts, strict=True)
+    split = np.array([thresholds(*rows, valid) for rows in known])
     places = np.array(list(np.ndindex(*(6,) * nodes)))  # 3 points in each of 2 cells
-    below = [0 * split, split / 2, split * (1 - 1e-5)]
-    above = [split * (1 + 1e-5), (1 + split) / 2, 0 * split + ALMOST_1]
-    points = np.stack([*below, *above], axis=-1)
-    lengths = np.repeat(np.stack([split, 1 - split], axis=-1), 3, axis=-1)
-    node = np.arange(nodes)
-    uniforms = np.minimum(points[:, node, places], ALMOST_1)
-    weights = drawn.prod(axis=-1)[:, None] * lengths[:, node, places].prod(axis=-1)
+    uniforms, lengths = points_of(split, places)
+    weights = drawn.prod(axis=-1)[:, None] * lengths.prod(axis=-1)
 
-    repeated = [np.repeat(a, len(places), axis=0) for a in (target, drafts, draft)]
-    if valid is not None:
-        valid = np.tile(valid, (len(repeated[0]), 1))
-    told = None if fixed is not None else logs(repeated[2])
-    verdict = rule(
-        logs(repeated[0]),
-        make_draft(repeated[1], told, valid),
-        uniforms.reshape(-1, nodes).astype(np.float32),
-    )
-    accepted = np.asarray(verdict.count).reshape(weights.shape) - 1
-    following = probabilities(verdict).reshape(*weights.shape, size)
-    assert np.isfinite(following).all()
-
-    cells = places // 3 @ (2**node)
-    total = np.zeros((size,) * (nodes + 1))
+    told = None if fixed is not None else logs(draft)
+    accepted, following = ask(rule, logs(target), drafts, told, valid, uniforms)
+    cells = places // 3 @ (2 ** np.arange(nodes))
     for row, tokens in enumerate(drafts):
         for cell in range(2**nodes):
             here = np.flatnonzero(cells == cell)
@@ -106,13 +111,33 @@ def joint(rule, tables, fixed=None, valid=None):
             count = accepted[row, here[0]]
             assert (accepted[row, here] == count).all()
             assert (following[row, here] == following[row, here[0]]).all()
-            prefix = tuple(tokens[:count])
-            share = weights[row, here[0]] * following[row, here[0]].astype(float)
-            for token in range(size):
-                after = (*prefix, token)
-                rest = tables.continuation(after) if len(after) <= nodes else 1.0
-                total[after] += share[token] * rest
-    return total
+            yield weights[row, here[0]], tuple(tokens[:count]), following[row, here[0]]
+
+
+def points_of(split, places):
+    """The uniforms at each of a draft's points, and the widths of the cells there."""
+    below = [0 * split, split / 2, split * (1 - MARGIN)]
+    above = [split * (1 + MARGIN), (1 + split) / 2, 0 * split + ALMOST_1]
+    points = np.minimum(np.stack([*below, *above], axis=-1), ALMOST_1)
+    lengths = np.repeat(np.stack([split, 1 - split], axis=-1), 3, axis=-1)
+    node = np.arange(split.shape[1])
+    return points[:, node, places], lengths[:, node, places]
+
+
+def ask(rule, target, drafts, told, valid, uniforms):
+    """The verdict on each draft at each of its points, in one call."""
+    rows, points, nodes = uniforms.shape
+    target, drafts = (np.repeat(each, points, axis=0) for each in (target, drafts))
+    if told is not None:
+        told = np.repeat(told, points, axis=0)
+    if valid is not None:
+        valid = np.tile(valid, (rows * points, 1))
+    flat = uniforms.reshape(-1, nodes).astype(np.float32)
+    verdict = rule(target, make_draft(drafts, told, valid), flat)
+    accepted = np.asarray(verdict.count).reshape(rows, points) - 1
+    following = probabilities(verdict).reshape(rows, points, -1).astype(float)
+    assert np.isfinite(following).all()
+    return accepted, following
 
 
 def rows_of(tables, drafts):
