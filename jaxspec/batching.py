@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxspec.core.noise import seed_keys
-from jaxspec.core.warp import Sampling
+from jaxspec.core.sampling import Sampling, Sequences
 from jaxspec.decoding.state import Prompts
 from jaxspec.requests import Request
 from jaxspec.types import Chunk
@@ -15,6 +15,7 @@ from jaxspec.types import Chunk
 LARGEST_CHUNK = 512
 SMALLEST_CHUNK = 16
 EOS_SLOTS = 8
+SEQUENCE_SLOTS = 4
 
 
 def power_of_two(size: int, smallest: int) -> int:
@@ -36,7 +37,7 @@ def pack(requests: Sequence[Request], rows: int, capacity: int) -> Prompts:
     return Prompts(tokens, length, limit, seed_keys(seeds))  # pyright: ignore
 
 
-def pack_sampling(requests: Sequence[Request], rows: int) -> Sampling:
+def pack_sampling(requests: Sequence[Request], rows: int, vocabulary: int) -> Sampling:
     """The sampling options of a batch; inert rows are greedy."""
 
     def column(name: str, dtype, idle):
@@ -51,7 +52,41 @@ def pack_sampling(requests: Sequence[Request], rows: int) -> Sampling:
         top_k=column("top_k", np.int32, 0),
         top_p=column("top_p", np.float32, 1.0),
         min_p=column("min_p", np.float32, 0.0),
+        logit_bias=_pack_bias(requests, rows, vocabulary),
+        repetition_penalty=column("repetition_penalty", np.float32, 1.0),
+        presence_penalty=column("presence_penalty", np.float32, 0.0),
+        frequency_penalty=column("frequency_penalty", np.float32, 0.0),
+        banned=pack_sequences([each.banned_sequences for each in requests], rows),
+        min_new_tokens=column("min_new_tokens", np.int32, 0),
     )
+
+
+def _pack_bias(requests: Sequence[Request], rows: int, vocabulary: int) -> Any:
+    if not any(request.logit_bias for request in requests):
+        return None
+    bias = np.zeros((rows, vocabulary), np.float32)
+    for row, request in enumerate(requests):
+        for token, value in request.logit_bias.items():
+            bias[row, token] = value
+    return bias
+
+
+def pack_sequences(
+    sequences: Sequence[Sequence[Sequence[int]]], rows: int
+) -> Sequences | None:
+    """The sequences of each row, padded to powers of two; None: no row has any."""
+    most = max((len(own) for own in sequences), default=0)
+    if not most:
+        return None
+    longest = max(len(each) for own in sequences for each in own)
+    count, width = (power_of_two(each, SEQUENCE_SLOTS) for each in (most, longest))
+    tokens = np.full((rows, count, width), -1, np.int32)
+    length = np.zeros((rows, count), np.int32)
+    for row, own in enumerate(sequences):
+        for place, each in enumerate(own):
+            tokens[row, place, width - len(each) :] = each
+            length[row, place] = len(each)
+    return Sequences(tokens, length)  # pyright: ignore
 
 
 def pack_eos(eos_ids: Collection[int]) -> Int[np.ndarray, " eos"]:

@@ -1,6 +1,7 @@
 """The generator: prompts in, results out, each batch as two compiled programs."""
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ from jaxspec.batching import (
     pack,
     pack_eos,
     pack_sampling,
+    pack_sequences,
     power_of_two,
 )
+from jaxspec.core.accept import RULES, Rule
+from jaxspec.core.report import Reporting
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
 from jaxspec.drafters.autoregressive import Autoregressive
@@ -21,12 +25,21 @@ from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel, require_same_tokenizer
 from jaxspec.programs import Program
-from jaxspec.requests import PerRow, Prompt, Request, is_single, make_requests
+from jaxspec.requests import (
+    IdSequences,
+    PerRow,
+    Prompt,
+    Request,
+    is_single,
+    make_requests,
+)
 from jaxspec.results import Result, Timing, idle_outcome, make_results, read_outcome
+from jaxspec.stopping import StopTexts
 from jaxspec.types import Drafter
 
 SMALLEST_CAPACITY = 512
 ALL_ROUNDS = 2**31 - 1
+MOST_ALTERNATIVES = 100
 
 
 class Generator:
@@ -43,6 +56,7 @@ class Generator:
         drafter: LanguageModel | Drafter | str | None = None,
         *,
         draft_tokens: int = 4,
+        rule: str = "rejection",
         capacity: int | None = None,
     ):
         """Checks that the parts fit together.
@@ -52,6 +66,9 @@ class Generator:
             drafter: a model of the same tokenizer, `"prompt-lookup"`, a drafter made by
                 hand, or None for plain decoding.
             draft_tokens: k, of each round.
+            rule: how draft tokens are accepted: `rejection`, `block` (more of them),
+                `coupled` (the ids are those of plain decoding with the same seed) or
+                `typical` (lossy: not the target's distribution).
             capacity: the most tokens of a row, prompt included; by default what the
                 prompts of a call need.
 
@@ -65,6 +82,7 @@ class Generator:
                 f"{target.reference})"
             )
         self.target = target
+        self.rule = _find_rule(rule)
         self.drafter = _make_drafter(target, drafter, draft_tokens)
         self.capacity = capacity
         # First chunk of a prompt, later chunks, rounds. The state is given away: the
@@ -80,26 +98,50 @@ class Generator:
         prompts: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int | Sequence[int] = 128,
+        min_new_tokens: int | Sequence[int] | None = None,
         temperature: PerRow = 0.0,
         top_k: int | Sequence[int] | None = None,
         top_p: PerRow = None,
         min_p: PerRow = None,
+        repetition_penalty: PerRow = None,
+        presence_penalty: PerRow = None,
+        frequency_penalty: PerRow = None,
+        logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None,
+        banned_sequences: IdSequences = None,
+        stop_sequences: IdSequences = None,
+        stop: str | Sequence[Any] | None = None,
         seed: int | Sequence[int] = 0,
+        include_stop: bool = False,
+        log_probs: int | None = None,
         batch_size: int | None = None,
         eos_ids: Collection[int] | None = None,
     ) -> Any:
         """Continues one prompt (gives a `Result`) or several (gives a list of them).
 
-        An option of a row is one value for all prompts or a list with one for each.
+        An option of a row is one value for all prompts or a list with one for each;
+        those before `seed` apply to the drafter and to every verified token alike.
 
         Args:
             prompts: a text, a chat, token ids, or a list of such.
             max_new_tokens: of each row; 0 gives an empty answer.
+            min_new_tokens: before so many nothing but an error or the capacity ends a
+                row: the ids that would are impossible, stops are not looked for.
             temperature: 0 is greedy.
             top_k: keep the k most likely tokens; 0 keeps all.
             top_p: keep the most likely tokens that reach this probability; over 0.
             min_p: keep tokens this likely relative to the most likely one.
+            repetition_penalty: makes ids of prompt and output less likely, over 1.
+            presence_penalty: taken from the logits of ids in the output.
+            frequency_penalty: the same, for every time that they stand there.
+            logit_bias: by id, added to its logit; `-inf` rules it out.
+            banned_sequences: of ids (a bare id is one of length 1); no text is
+                continued to one.
+            stop_sequences: of ids; a row ends with the first in its output.
+            stop: a text or texts; the text ends before the first of them. They are
+                looked for after every round, which is then a dispatch of its own.
             seed: an int gives row i the seed `seed + i`.
+            include_stop: leave the stop text in.
+            log_probs: report those of each token, and of so many alternatives.
             batch_size: rows of a batch; by default all prompts are one.
             eos_ids: ids that end a row; by default the tokenizer's.
 
@@ -109,11 +151,21 @@ class Generator:
         results = self.iterate(
             [prompts] if is_single(prompts) else prompts,  # pyright: ignore
             max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
+            banned_sequences=banned_sequences,
+            stop_sequences=stop_sequences,
+            stop=stop,
             seed=seed,
+            include_stop=include_stop,
+            log_probs=log_probs,
             batch_size=batch_size,
             eos_ids=eos_ids,
         )
@@ -123,6 +175,8 @@ class Generator:
         self,
         prompts: Sequence[Prompt],
         *,
+        include_stop: bool = False,
+        log_probs: int | None = None,
         batch_size: int | None = None,
         eos_ids: Collection[int] | None = None,
         **options: Any,
@@ -132,35 +186,49 @@ class Generator:
         Options are those of `generate`; all are checked before the first batch runs.
         """
         requests = make_requests(self.target, prompts, **options)
-        check_batch_size(batch_size)
+        check_call(batch_size=batch_size, log_probs=log_probs)
         size = batch_size or max(len(requests), 1)
-        capacity, ends = self._capacity_for(requests), self._eos(eos_ids)
+        capacity = self._capacity_for(requests)
         batches = [requests[at : at + size] for at in range(0, len(requests), size)]
         return (
             result
             for batch in batches
-            for result in self._run(batch, pack(batch, size, capacity), ends)
+            for result in self._run(
+                batch,
+                pack(batch, size, capacity),
+                self._options(batch, size, eos_ids, log_probs),
+                include_stop,
+            )
         )
 
     def stream(
-        self, prompt: Prompt, *, eos_ids: Collection[int] | None = None, **options: Any
+        self,
+        prompt: Prompt,
+        *,
+        include_stop: bool = False,
+        eos_ids: Collection[int] | None = None,
+        **options: Any,
     ) -> Iterator[str]:
         """Yields the text of one prompt piece by piece, as its rounds end.
 
-        It runs the program of `generate`, one round a dispatch; options are the same.
+        It runs the program of `generate`, one round a dispatch; options are the same,
+        but for `log_probs`. What may be the beginning of a stop text is held back.
         """
-        if self.target.tokenizer is None:
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
             raise UserError(
                 f"{self.target.reference} has no tokenizer to make text with"
             )
         requests = make_requests(self.target, [prompt], **options)
         prompts = pack(requests, 1, self._capacity_for(requests))
-        text, seen = self.target.tokenizer.stream_decoder(), len(requests[0].ids)
-        for state in self._states(requests, prompts, self._eos(eos_ids), rounds=1):
-            length = int(np.asarray(state.length)[0])
-            yield text.push(np.asarray(state.tokens)[0, seen:length].tolist())
-            seen = length
-        yield text.flush()
+        watcher = StopTexts(requests, tokenizer, include_stop, all_rows=True)
+        reader, shown = watcher.rows[0], 0
+        call = self._options(requests, 1, eos_ids, None)
+        for _ in self._states(prompts, call, rounds=1, watch=watcher.watch):
+            yield reader.text[shown : reader.safe]
+            shown = reader.safe
+        reader.finish()
+        yield reader.text[shown:]
 
     def _capacity_for(self, requests: Sequence[Request]) -> int:
         """Tokens a row must hold; a prompt leaves room for at least one new token."""
@@ -180,45 +248,77 @@ class Generator:
         needed = [len(request.ids) + request.max_new_tokens for request in requests]
         return min(power_of_two(max(needed, default=1), SMALLEST_CAPACITY), longest)
 
-    def _eos(self, eos_ids: Collection[int] | None) -> np.ndarray:
+    def _options(
+        self,
+        batch: Sequence[Request],
+        rows: int,
+        eos_ids: Collection[int] | None,
+        log_probs: int | None,
+    ) -> Options:
+        tokenizer = self.target.tokenizer
         if eos_ids is None:
-            tokenizer = self.target.tokenizer
             eos_ids = () if tokenizer is None else tokenizer.eos_ids
-        return pack_eos(eos_ids)
+        return Options(
+            pack_sampling(batch, rows, self.target.decoder.vocab_size),
+            pack_eos(eos_ids),  # pyright: ignore
+            pack_sequences([request.stop_sequences for request in batch], rows),
+            self.rule,
+            None if log_probs is None else Reporting(log_probs),
+        )
 
     def _run(
-        self, batch: Sequence[Request], prompts: Prompts, ends: np.ndarray
+        self,
+        batch: Sequence[Request],
+        prompts: Prompts,
+        options: Options,
+        include_stop: bool,
     ) -> list[Result]:
+        tokenizer, watcher = self.target.tokenizer, None
+        watch, rounds = lambda state: state, ALL_ROUNDS
+        if tokenizer is not None and any(request.stop for request in batch):
+            watcher, rounds = StopTexts(batch, tokenizer, include_stop), 1
+            watch = watcher.watch
         before = np.array([(p.seconds, p.compile_seconds) for p in self.programs])
-        outcome = idle_outcome(prompts, self.drafter.depth)
-        for state in self._states(batch, prompts, ends, rounds=ALL_ROUNDS):
+        outcome = idle_outcome(prompts, self.drafter.depth, options.reporting)
+        for state in self._states(prompts, options, rounds=rounds, watch=watch):
             outcome = outcome if _is_running(state) else read_outcome(state)
         after = np.array([(p.seconds, p.compile_seconds) for p in self.programs])
         first, later, rounds = (after - before)[:, 0].tolist()
         timing = Timing(first + later, rounds, float((after - before)[:, 1].sum()))
-        return make_results(batch, outcome, timing, self.target.tokenizer)
+
+        def text_of(row: int, ids: list[int]) -> str:
+            stopped = None if watcher is None else watcher.text(row)
+            if stopped is not None:
+                return stopped
+            return "" if tokenizer is None else tokenizer.decode(ids)
+
+        outcome = outcome if watcher is None else watcher.cut(outcome)
+        return make_results(batch, outcome, timing, text_of)
 
     def _states(
         self,
-        batch: Sequence[Request],
         prompts: Prompts,
-        ends: np.ndarray,
+        options: Options,
         *,
         rounds: int,
+        watch: Callable[[DecodingState], DecodingState],
     ) -> Iterator[DecodingState]:
-        """The state after prefill and after every `rounds` rounds, until all ended."""
+        """The state after prefill and after every `rounds` rounds, until all ended.
+
+        `watch` sees each of them first, and may end rows.
+        """
         if (prompts.limit <= prompts.length).all():
             return
-        options = Options(pack_sampling(batch, len(prompts.length)), ends)  # pyright: ignore
         model, drafter = self.target.decoder, self.drafter
         first, later, run_rounds = self.programs
         state: Any = prompts
         for chunk, final in chunks(prompts):
             program = first if state is prompts else later
             state = program(model, drafter, state, chunk, options, final, LARGEST_CHUNK)
+        state = watch(state)
         yield state
         while _is_running(state):
-            state = run_rounds(model, drafter, state, options, np.int32(rounds))
+            state = watch(run_rounds(model, drafter, state, options, np.int32(rounds)))
             yield state
 
 
@@ -227,14 +327,32 @@ def _is_running(state: DecodingState) -> bool:
     return bool((np.asarray(state.finish) == RUNNING).any())
 
 
-def check_batch_size(batch_size: int | None) -> None:
-    """Refuses a batch size under 1; None is one batch of all prompts.
+def check_call(*, batch_size: int | None, log_probs: int | None) -> None:
+    """Refuses what is wrong with the options of a whole call.
 
     Raises:
-        UserError: names the value.
+        UserError: names the values.
     """
-    if batch_size is not None and not (isinstance(batch_size, int) and batch_size > 0):
-        raise UserError(f"batch_size is {batch_size!r}, expected a whole number over 0")
+    faults = []
+    if batch_size is not None and not _is_whole(batch_size, 1, math.inf):
+        faults.append(f"batch_size is {batch_size!r}, expected a whole number over 0")
+    if log_probs is not None and not _is_whole(log_probs, 0, MOST_ALTERNATIVES):
+        faults.append(
+            f"log_probs is {log_probs!r}, expected a whole number from 0 to "
+            f"{MOST_ALTERNATIVES}, or None"
+        )
+    refuse(faults)
+
+
+def _is_whole(value: Any, least: int, most: float) -> bool:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and least <= value <= most
+
+
+def _find_rule(name: str) -> Rule:
+    if name not in RULES:
+        raise UserError(f"rule is {name!r}, expected one of {', '.join(RULES)}")
+    return RULES[name]
 
 
 def _make_drafter(

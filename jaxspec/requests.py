@@ -1,59 +1,41 @@
 """What a user asks for, checked as a whole before any compute."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias
 
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel
+from jaxspec.row_options import as_sequences, as_texts, columns_of
 
 # A text, a chat (messages with `role` and `content`), or token ids.
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 PerRow: TypeAlias = float | Sequence[float] | None
+# Sequences of ids (a bare id is one of length 1), or a list of such for each prompt.
+IdSequences: TypeAlias = Sequence[Any] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One row: its prompt's ids and its options; None: the option is absent."""
+    """One row: its prompt's ids and its options; None or empty: there is none."""
 
     prompt: Prompt
     ids: list[int]
     max_new_tokens: int
+    min_new_tokens: int | None
     temperature: float
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float]
+    banned_sequences: list[list[int]]
+    stop_sequences: list[list[int]]
+    stop: list[str]
     seed: int
-
-
-class Option(NamedTuple):
-    """What an option of a row may be."""
-
-    default: Any
-    whole: bool
-    least: float
-    most: float
-    expected: str
-
-    def takes(self, value: Any) -> bool:
-        """Whether a value is in range; None is, where that is the default."""
-        if value is None:
-            return self.default is None
-        kinds = int if self.whole else (int, float)
-        is_number = isinstance(value, kinds) and not isinstance(value, bool)
-        return is_number and self.least <= value <= self.most and math.isfinite(value)
-
-
-_SMALLEST = math.ulp(0.0)
-OPTIONS = {
-    "max_new_tokens": Option(128, True, 0, 2**31 - 1, "a whole number, 0 or more"),
-    "temperature": Option(0.0, False, 0, math.inf, "a number, 0 (greedy) or more"),
-    "top_k": Option(None, True, 0, 2**31 - 1, "a whole number, 0 (all) or more"),
-    "top_p": Option(None, False, _SMALLEST, 1, "a number over 0, at most 1"),
-    "min_p": Option(None, False, 0, 1, "a number from 0 to 1"),
-    "seed": Option(0, True, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
-}
 
 
 def is_single(prompts: Any) -> bool:
@@ -71,57 +53,49 @@ def make_requests(
     Raises:
         UserError: lists every fault of every option and prompt.
     """
-    columns, faults = _columns(len(prompts), options)
+    columns, faults = columns_of(len(prompts), options)
     ids = [_ids(model, prompt, row, faults) for row, prompt in enumerate(prompts)]
     refuse(faults)
-    return [
-        Request(
-            prompt, ids[row], **{name: column[row] for name, column in columns.items()}
-        )
-        for row, prompt in enumerate(prompts)
+    rows = zip(*columns.values(), strict=True)
+    requests = [
+        make_request(prompt, ids[row], dict(zip(columns, values, strict=True)))
+        for row, (prompt, values) in enumerate(zip(prompts, rows, strict=True))
     ]
-
-
-def check_options(rows: int, **options: Any) -> None:
-    """Refuses bad options without a model at hand.
-
-    Raises:
-        UserError: lists every fault.
-    """
-    refuse(_columns(rows, options)[1])
-
-
-def _columns(
-    rows: int, options: Mapping[str, Any]
-) -> tuple[dict[str, list], list[str]]:
-    """The value of every option for every row, and what is wrong with them."""
-    if unknown := set(options) - set(OPTIONS):
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
-    faults: list[str] = []
-    columns = {}
-    for name, option in OPTIONS.items():
-        value = options.get(name, option.default)
-        if name == "seed" and isinstance(value, int):
-            value = [value + row for row in range(rows)]
-        columns[name] = _column(name, option, value, rows, faults)
-    return columns, faults
-
-
-def _column(
-    name: str, option: Option, value: Any, rows: int, faults: list[str]
-) -> list:
-    values = list(value) if isinstance(value, (list, tuple)) else [value] * rows
-    if len(values) != rows:
-        faults.append(
-            f"{name} has {len(values)} values for {rows} prompts; give one for all or "
-            "one for each"
+    refuse(
+        [
+            f"prompt {row}: {fault}"
+            for row, request in enumerate(requests)
+            for fault in _unknown_ids(request, model.decoder.vocab_size)
+        ]
+    )
+    if any(request.stop for request in requests) and model.tokenizer is None:
+        raise UserError(
+            f"{model.reference} has no tokenizer to find stop texts with; use "
+            "stop_sequences, which are ids"
         )
-    if len({each is None for each in values}) > 1:
-        faults.append(f"{name} must be given for every prompt or for none")
-    for each in dict.fromkeys(map(repr, values)):
-        bad = [v for v in values if repr(v) == each and not option.takes(v)]
-        faults += [f"{name} is {each}, expected {option.expected}"] if bad else []
-    return values
+    return requests
+
+
+def make_request(prompt: Prompt, ids: list[int], values: dict[str, Any]) -> Request:
+    """A row from the values of `OPTIONS`, all of them, as a user gives them."""
+    values["logit_bias"] = values["logit_bias"] or {}
+    values["stop"] = as_texts(values["stop"])
+    for name in ("banned_sequences", "stop_sequences"):
+        values[name] = as_sequences(values[name])
+    return Request(prompt, ids, **values)
+
+
+def _unknown_ids(request: Request, size: int) -> list[str]:
+    named = {
+        "logit_bias": request.logit_bias,
+        "banned_sequences": [*chain(*request.banned_sequences)],
+        "stop_sequences": [*chain(*request.stop_sequences)],
+    }
+    return [
+        f"{name} names id {max(ids)}, outside the {size} known ids"
+        for name, ids in named.items()
+        if max(ids, default=0) >= size
+    ]
 
 
 def _ids(model: LanguageModel, prompt: Any, row: int, faults: list[str]) -> list[int]:

@@ -1,19 +1,25 @@
 """What a generation gives back for each prompt."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxspec.decoding.state import EOS, LENGTH, DecodingState, Prompts, Statistics
+from jaxspec.core.report import LogProbs, Reporting
+from jaxspec.decoding.state import (
+    EOS,
+    ERROR,
+    LENGTH,
+    STOP,
+    DecodingState,
+    Prompts,
+    Statistics,
+)
 from jaxspec.requests import Prompt, Request
 
-if TYPE_CHECKING:
-    from jaxspec.tokenizer import Tokenizer
-
-FINISH_REASONS = {EOS: "eos", LENGTH: "length"}
+FINISH_REASONS = {EOS: "eos", STOP: "stop", LENGTH: "length", ERROR: "error"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +52,45 @@ class Stats:
     compile_seconds: float
 
 
+class Alternative(NamedTuple):
+    """An id that the model found likely, and its natural log-probability."""
+
+    id: int
+    raw: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLogProbs:
+    """Natural log-probabilities of the tokens of a result, one entry a token.
+
+    Attributes:
+        warped: in the distribution that the token was to be drawn from, all options
+            applied; of a greedy row, all options before the temperature.
+        raw: in the model's own distribution.
+        alternatives: the likeliest ids of the model's own distribution, best first.
+    """
+
+    warped: list[float]
+    raw: list[float]
+    alternatives: list[list[Alternative]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """The continuation of one prompt.
 
     Attributes:
         prompt: as it was given.
-        text: without the prompt and without special tokens.
-        token_ids: without the prompt; an EOS that ended the row is the last.
-        finish_reason: `eos` or `length`.
+        text: without the prompt and without special tokens; a stop text, and what
+            stands after it, is left out.
+        token_ids: without the prompt; what ended the row (an EOS, a stop sequence, the
+            token that completes a stop text) is the last.
+        finish_reason: the event that came first; of several at one token the first of
+            `eos`, `stop` (a stop sequence or text), `length` (max_new_tokens or the
+            capacity) and `error` (the next token has no distribution: the target's
+            logits are not numbers, or the options rule every id out).
         from_draft: for each token, whether it is an accepted draft token.
+        log_probs: None unless asked for.
     """
 
     prompt: Prompt
@@ -64,11 +99,19 @@ class Result:
     finish_reason: str
     stats: Stats
     from_draft: list[bool] = dataclasses.field(repr=False)
+    log_probs: TokenLogProbs | None = dataclasses.field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The fields of one line of `jaxspec generate --json`."""
         fields = dataclasses.asdict(self)
         del fields["from_draft"]
+        if self.log_probs is None:
+            del fields["log_probs"]
+        else:
+            fields["log_probs"]["alternatives"] = [
+                [each._asdict() for each in likeliest]
+                for likeliest in self.log_probs.alternatives
+            ]
         return fields
 
 
@@ -94,6 +137,7 @@ class Outcome(NamedTuple):
     length: Any
     finish: Any
     statistics: Statistics
+    log_probs: LogProbs | None
 
 
 def read_outcome(state: DecodingState) -> Outcome:
@@ -102,7 +146,7 @@ def read_outcome(state: DecodingState) -> Outcome:
     return Outcome(*jax.device_get([getattr(state, name) for name in names]))
 
 
-def idle_outcome(prompts: Prompts, depth: int) -> Outcome:
+def idle_outcome(prompts: Prompts, depth: int, reporting: Reporting | None) -> Outcome:
     """The end of a batch of which nothing was asked."""
     rows, capacity = prompts.tokens.shape
     none, by_depth = np.zeros(rows, int), np.zeros((rows, depth), int)
@@ -112,6 +156,7 @@ def idle_outcome(prompts: Prompts, depth: int) -> Outcome:
         prompts.length,
         np.full(rows, LENGTH),
         Statistics(none, none, by_depth, by_depth),  # pyright: ignore
+        LogProbs.init(reporting, rows, capacity),
     )
 
 
@@ -119,9 +164,9 @@ def make_results(
     requests: Sequence[Request],
     outcome: Outcome,
     timing: Timing,
-    tokenizer: "Tokenizer | None",
+    text_of: Callable[[int, list[int]], str],
 ) -> list[Result]:
-    """One result for each request, in order."""
+    """One result for each request, in order; `text_of` is given a row and its ids."""
     results = []
     for row, request in enumerate(requests):
         own = slice(len(request.ids), int(outcome.length[row]))
@@ -129,14 +174,37 @@ def make_results(
         results.append(
             Result(
                 prompt=request.prompt,
-                text="" if tokenizer is None else tokenizer.decode(ids),
+                text=text_of(row, ids),
                 token_ids=ids,
                 finish_reason=FINISH_REASONS[int(outcome.finish[row])],
                 stats=_make_stats(outcome.statistics, row, timing),
                 from_draft=outcome.from_draft[row, own].tolist(),
+                log_probs=_make_log_probs(outcome.log_probs, row, own),
             )
         )
     return results
+
+
+def _make_log_probs(
+    log_probs: LogProbs | None, row: int, own: slice
+) -> TokenLogProbs | None:
+    if log_probs is None:
+        return None
+    warped, raw, ids, top = (np.asarray(each)[row, own] for each in log_probs)
+    pairs = zip(ids.tolist(), top.tolist(), strict=True)
+    return TokenLogProbs(
+        warped.tolist(),
+        raw.tolist(),
+        [
+            # An impossible id is no alternative.
+            [
+                Alternative(*each)
+                for each in zip(*pair, strict=True)
+                if each[1] > -np.inf
+            ]
+            for pair in pairs
+        ],
+    )
 
 
 def _make_stats(counts: Statistics, row: int, timing: Timing) -> Stats:

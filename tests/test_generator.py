@@ -131,9 +131,9 @@ def test_streamed_rounds_are_the_same_program(drafting):
     prompts = pack(requests, 1, 512)
     whole = drafting.generate(IDS[0], max_new_tokens=20)
     before = drafting.programs[2].compilations
-    states = list(
-        drafting._states(requests, prompts, np.full(8, -1, np.int32), rounds=1)
-    )
+    options = drafting._options(requests, 1, (), None)
+    watch = lambda state: state  # noqa: E731
+    states = list(drafting._states(prompts, options, rounds=1, watch=watch))
     tokens = np.asarray(states[-1].tokens)[0, 7 : int(states[-1].length[0])].tolist()
     assert tokens == whole.token_ids
     assert len(states) == whole.stats.rounds + 1

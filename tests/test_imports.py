@@ -16,7 +16,8 @@ LAYERS = [
     {"models"},
     {"drafters", "decoding"},
     {"checkpoints", "tokenizer", "chat_template"},
-    {"loading", "programs", "requests", "results", "batching"},
+    {"loading", "programs", "row_options", "requests", "results", "batching"},
+    {"stopping"},
     {"generator"},
     {"cli"},
 ]

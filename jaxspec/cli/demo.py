@@ -6,8 +6,8 @@ from typing import Any
 from jaxspec.cli.options import DEFAULT_MODEL, add_verb
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel, load
-from jaxspec.requests import check_options
 from jaxspec.results import Result
+from jaxspec.row_options import check_options
 
 # An answer that repeats its question: what prompt lookup is for.
 PROMPT = """\

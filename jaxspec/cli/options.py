@@ -4,12 +4,14 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from jaxspec.core.accept import RULES
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import load
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_DRAFT_TOKENS = 4
+DEFAULT_RULE = "rejection"
 
 
 def add_verb(
@@ -44,6 +46,13 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help=f"tokens drafted in a round (default: {DEFAULT_DRAFT_TOKENS})",
     )
     add(
+        "--rule",
+        choices=tuple(RULES),
+        help="how drafts are accepted: rejection; block (more of them); coupled (the "
+        "ids of plain decoding with the same seed); typical (LOSSY) "
+        "(default: rejection)",
+    )
+    add(
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
@@ -57,6 +66,8 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
     Raises:
         UserError: also for options that would have no effect.
     """
+    if args.drafter == "none" and args.rule is not None:
+        raise UserError("--rule has no effect with --drafter none; leave one out")
     draft_tokens = DEFAULT_DRAFT_TOKENS
     if args.draft_tokens is not None:
         draft_tokens = args.draft_tokens
@@ -73,4 +84,10 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
         drafter = load(args.draft_model, args.dtype)
     else:
         drafter = "prompt-lookup"
-    return Generator(target, drafter, draft_tokens=draft_tokens, **options)
+    return Generator(
+        target,
+        drafter,
+        draft_tokens=draft_tokens,
+        rule=args.rule or DEFAULT_RULE,
+        **options,
+    )

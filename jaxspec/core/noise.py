@@ -2,9 +2,10 @@
 
 Each draw has its key: (row seed, committed length at the start of the round, slot,
 purpose). A token drawn without any draft, and the token of prefill, has slot 0, so its
-key says nothing but the row's seed and the position of the token. The bits are those of
-threefry2x32 in its partitionable form, whatever the user's defaults: then a padded or
-sharded vocabulary changes no id.
+key says nothing but the row's seed and the position of the token; under a rule that
+shares noise every token has that key. The bits are those of threefry2x32 in its
+partitionable form, whatever the user's defaults: then a padded or sharded vocabulary
+changes no id.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,16 @@ def gumbels(
     size: int,
 ) -> Float[Array, "B m V"]:
     """Standard Gumbel noise over `size` ids for each slot."""
+    lengths = jnp.broadcast_to(lengths[:, None], slots.shape)
     return _draw(keys, lengths, slots, purpose, lambda key: _gumbel(key, size))
+
+
+def shared_gumbels(
+    keys: UInt32[Array, "B 2"], positions: Int[Array, "B m"], size: int
+) -> Float[Array, "B m V"]:
+    """The Gumbel noise with which plain decoding draws the token of each position."""
+    root = jnp.zeros_like(positions)
+    return _draw(keys, positions, root, NEXT_TOKEN, lambda key: _gumbel(key, size))
 
 
 def uniforms(
@@ -45,6 +55,7 @@ def uniforms(
     def draw(key):
         return jax.random.uniform(key, dtype=jnp.float32)
 
+    lengths = jnp.broadcast_to(lengths[:, None], slots.shape)
     return _draw(keys, lengths, slots, purpose, draw)
 
 
@@ -67,6 +78,6 @@ def _draw(keys, lengths, slots, purpose, draw):
         key = jax.random.fold_in(key, length)
         return draw(jax.random.fold_in(key, slot * PURPOSES + purpose))
 
-    per_slot = jax.vmap(one, in_axes=(None, None, 0))
+    per_slot = jax.vmap(one, in_axes=(None, 0, 0))
     with jax.threefry_partitionable(True):
         return jax.vmap(per_slot)(keys, lengths, slots)

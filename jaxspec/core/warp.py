@@ -6,40 +6,16 @@ is temperature, top-k, top-p, min-p. No step sorts the vocabulary: top-k and top
 searches for a threshold by masked sums, and ties at the threshold are kept.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from jaxspec.core.adjust import LARGEST_FLOAT
 from jaxspec.core.distributions import log_softmax
+from jaxspec.core.sampling import Sampling
 
 # The bits of the largest finite float32: no distance from the maximum is above it.
 LARGEST = 0x7F7FFFFF
-LARGEST_FLOAT = float(jnp.finfo(jnp.float32).max)
-
-
-class Sampling(NamedTuple):
-    """The sampling options of each row; None: the option is absent from the program.
-
-    Attributes:
-        temperature: 0 is greedy: the row's most likely token, ties to the lowest id.
-        top_k: keep the k most likely tokens; 0 keeps all.
-        top_p: keep the fewest most likely tokens whose probabilities reach `top_p`
-            (Holtzman et al. 2020).
-        min_p: keep tokens at least `min_p` times as likely as the most likely one
-            (Nguyen et al. 2024).
-    """
-
-    temperature: Float[Array, " B"]
-    top_k: Int[Array, " B"] | None = None
-    top_p: Float[Array, " B"] | None = None
-    min_p: Float[Array, " B"] | None = None
-
-    @property
-    def greedy(self) -> Bool[Array, " B"]:
-        """Which rows take the arg-max."""
-        return self.temperature == 0
 
 
 def warp(logits: Float[Array, "B m V"], sampling: Sampling) -> Float[Array, "B m V"]:

@@ -10,15 +10,17 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.cache import causal, run_rows
-from jaxspec.core import noise
-from jaxspec.core.accept import rejection
 from jaxspec.core.distributions import sample
+from jaxspec.decoding.boundary import emit
 from jaxspec.decoding.round import (
+    Verified,
+    at_last,
     bind_noise,
     bind_warp,
     count_round,
-    emit,
+    drop_unusable,
     emitted_tokens,
+    report_round,
     target_distribution,
     verify,
 )
@@ -51,21 +53,22 @@ def decode_round(
 ) -> DecodingState:
     """One round: Leviathan et al. 2023, algorithm 1, for all rows at once."""
     target = Target(model, state.cache)
-    sampling, vocabulary = options.sampling, model.vocab_size
-    context = Context(state.tokens, state.length, state.active, bind_warp(sampling))
-    draft_noise = bind_noise(state, sampling, noise.DRAFT_TOKEN, vocabulary)
+    noise = bind_noise(state, options, model.vocab_size)
+    warp = bind_warp(state, options)
+    context = Context(state.tokens, state.length, state.active, warp)
 
-    draft, drafting = drafter.propose(target, state.drafter, context, draft_noise)
-    output, scratch, log_probs = verify(target, drafter, draft, context, sampling)
-    nodes = jnp.broadcast_to(
-        jnp.arange(1, draft.tokens.shape[1] + 1), draft.tokens.shape
+    draft, drafting = drafter.propose(target, state.drafter, context, noise.draft)
+    output, scratch, verified = verify(target, drafter, draft, state, options)
+    draft = drop_unusable(draft, verified.unusable)
+    verdict = options.rule.decide(
+        verified.log_probs, draft, noise.accept(drafter.nodes, drafter.depth)
     )
-    uniforms = noise.uniforms(state.keys, state.length, nodes, noise.ACCEPT)
-    verdict = rejection(log_probs, draft, uniforms)
-    next_token = _draw(state, verdict.next_log_probs, sampling)
+    next_token = sample(verdict.next_log_probs, noise.next_token(verdict.count - 1))
     emitted = emitted_tokens(draft, verdict, next_token)
+    reported = report_round(state, options, verified, verdict.path, emitted)
+    failed = at_last(verified.unusable, verdict)
     uncut = verdict.count
-    state, verdict = emit(state, verdict, emitted, options.eos_ids)
+    state, verdict = emit(state, verdict, emitted, failed, reported, options)
     cache = state.cache.commit(scratch, verdict.path, verdict.count)
     drafting = drafter.commit(Target(model, cache), drafting, draft, verdict, output)
     return state._replace(
@@ -91,7 +94,7 @@ def prefill(
     """
     state = prompts
     if isinstance(state, Prompts):
-        state = DecodingState.init(model, drafter, state, width)
+        state = DecodingState.init(model, drafter, state, options, width)
     rows, tokens = chunk.tokens.shape
     slots = jnp.arange(tokens)
     output, scratch = run_rows(
@@ -119,20 +122,15 @@ def prefill(
 
 
 def _first_token(model, state, options) -> DecodingState:
+    """Draws the token after the prompt; nothing is drafted before it."""
     logits = model.unembed(model.norm(state.hidden))[:, None]
-    rows = logits.shape[0]
-    path_tokens = jnp.zeros((rows, 1, 0), jnp.int32)
-    path_count = jnp.zeros((rows, 1), jnp.int32)
-    warp = bind_warp(options.sampling)
-    log_probs = target_distribution(
-        logits, path_tokens, path_count, options.sampling, warp
-    )[:, 0]
-    token = _draw(state, log_probs, options.sampling)[:, None]
-    one = Verdict(path_count, jnp.ones(rows, jnp.int32), log_probs)
-    return emit(state, one, token, options.eos_ids)[0]
-
-
-def _draw(state, log_probs, sampling) -> Int[Array, " B"]:
-    root = jnp.zeros((log_probs.shape[0], 1), jnp.int32)
-    gumbel = bind_noise(state, sampling, noise.NEXT_TOKEN, log_probs.shape[-1])
-    return sample(log_probs, gumbel(root, state.length[:, None])[:, 0])
+    root = jnp.zeros((logits.shape[0], 1), jnp.int32)
+    no_path = root[:, :, None][..., :0]
+    log_probs = target_distribution(state, options, logits, no_path, root)
+    noise = bind_noise(state, options, logits.shape[-1])
+    token = sample(log_probs[:, 0], noise.next_token(root[:, 0]))[:, None]
+    verdict = Verdict(root, root[:, 0] + 1, log_probs[:, 0])
+    verified = Verified(log_probs, logits, no_path, root)
+    reported = report_round(state, options, verified, root, token)
+    failed = verified.unusable[:, 0]
+    return emit(state, verdict, token, failed, reported, options)[0]

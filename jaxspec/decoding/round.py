@@ -1,68 +1,105 @@
 """The steps of a round that are not the drafter's."""
 
 import functools
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.cache import Scratch, run_rows
-from jaxspec.core import noise, tree
+from jaxspec.core import tree
+from jaxspec.core.adjust import adjust
 from jaxspec.core.distributions import arg_max, one_hot_log
-from jaxspec.core.warp import Sampling, warp
-from jaxspec.decoding.state import EOS, LENGTH, RUNNING, DecodingState, Statistics
-from jaxspec.types import Context, Draft, Drafter, Noise, Output, Target, Verdict, Warp
+from jaxspec.core.report import LogProbs, report
+from jaxspec.core.warp import warp
+from jaxspec.decoding.randomness import Randomness
+from jaxspec.decoding.state import DecodingState, Options, Statistics
+from jaxspec.types import Draft, Drafter, Output, Target, Verdict, Warp
 
 
-def bind_warp(sampling: Sampling) -> Warp:
-    """The one warp with each row's options; none of them looks at the path yet."""
-    return lambda logits, path_tokens, path_count: warp(logits, sampling)
+def bind_warp(state: DecodingState, options: Options) -> Warp:
+    """The one warp with each row's options and history."""
+
+    def bound(logits, path_tokens, path_count):
+        adjusted = _adjust(state, options, logits, path_tokens, path_count)
+        return warp(adjusted, options.sampling)
+
+    return bound
 
 
-def bind_noise(
-    state: DecodingState, sampling: Sampling, purpose: int, size: int
-) -> Noise:
-    """Gumbel noise by the rule's keys, zero on greedy rows: nobody else sees a key."""
+def bind_noise(state: DecodingState, options: Options, vocabulary: int) -> Randomness:
+    """The round's random numbers, by the keys of the rule."""
+    return Randomness(
+        state.keys,
+        state.length,
+        options.sampling.greedy,
+        vocabulary,
+        options.rule.shares_noise,
+    )
 
-    def draw(slots):
-        drawn = noise.gumbels(state.keys, state.length, slots, purpose, size)
-        return jnp.where(sampling.greedy[:, None, None], 0.0, drawn)
 
-    def gumbel(slots, positions):
-        silence = jnp.zeros((*slots.shape, size))
-        # One branch for the batch: a greedy batch draws nothing.
-        return lax.cond(sampling.greedy.all(), lambda _: silence, draw, slots)
-
-    return gumbel
+def _adjust(state, options, logits, path_tokens, path_count):
+    return adjust(
+        logits, options.sampling, state.history, options.ends, path_tokens, path_count
+    )
 
 
 def target_distribution(
+    state: DecodingState,
+    options: Options,
     logits: Float[Array, "B m V"],
     path_tokens: Int[Array, "B m depth"],
     path_count: Int[Array, "B m"],
-    sampling: Sampling,
-    warp: Warp,
 ) -> Float[Array, "B m V"]:
-    """The log-probabilities that the rule sees: a greedy row's are one-hot."""
+    """The log-probabilities that the rule sees: a greedy row's are one-hot.
+
+    Those of logits that have no distribution (one is NaN, or all are minus infinity)
+    are all NaN.
+    """
+    sampling = options.sampling
+    logits = _adjust(state, options, logits, path_tokens, path_count)
+
+    def certain(logits):
+        best = one_hot_log(arg_max(logits), logits.shape[-1])
+        has_best = logits.max(axis=-1, keepdims=True) > -jnp.inf
+        return jnp.where(has_best, best, jnp.nan)
 
     def mixed(logits):
         greedy = sampling.greedy[:, None, None]
-        best = one_hot_log(arg_max(logits), logits.shape[-1])
-        return jnp.where(greedy, best, warp(logits, path_tokens, path_count))
+        return jnp.where(greedy, certain(logits), warp(logits, sampling))
 
-    def all_greedy(logits):
-        return one_hot_log(arg_max(logits), logits.shape[-1])
+    return lax.cond(sampling.greedy.all(), certain, mixed, logits)
 
-    return lax.cond(sampling.greedy.all(), all_greedy, mixed, logits)
+
+class Verified(NamedTuple):
+    """The target's distributions after each slot of a draft.
+
+    Attributes:
+        log_probs: the distribution of each slot's child.
+        logits: None where nobody asks for log-probabilities.
+        path_tokens: drafted on the way to each slot, itself included.
+        path_count: how many those are: the slot's depth.
+    """
+
+    log_probs: Float[Array, "B N+1 V"]
+    logits: Float[Array, "B N+1 V"] | None
+    path_tokens: Int[Array, "B N+1 depth"]
+    path_count: Int[Array, "B N+1"]
+
+    @property
+    def unusable(self) -> Bool[Array, "B N+1"]:
+        """Slots after which the target has no distribution."""
+        return jnp.isnan(self.log_probs[..., 0])
 
 
 def verify(
     target: Target,
     drafter: Drafter,
     draft: Draft,
-    context: Context,
-    sampling: Sampling,
-) -> tuple[Output, Scratch, Float[Array, "B N+1 V"]]:
+    state: DecodingState,
+    options: Options,
+) -> tuple[Output, Scratch, Verified]:
     """One forward pass over the newest token and all draft nodes.
 
     If no row has a valid node, only the newest token is fed: a round without a draft
@@ -70,7 +107,7 @@ def verify(
     """
     ancestors = tree.ancestry(draft.parents)
     paths, depths = tree.paths(draft.tokens, ancestors, drafter.depth)
-    newest = jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)
+    newest = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     tokens = jnp.concatenate([newest, draft.tokens], axis=1)
     rows, slots = tokens.shape
 
@@ -80,17 +117,19 @@ def verify(
             target.cache,
             target.model.init_scratch(rows, slots),
             tokens[:, :fed],
-            context.length[:, None] - 1 + depths[:, :fed],
+            state.length[:, None] - 1 + depths[:, :fed],
             jnp.arange(fed),
             ancestors[:, :fed],
             drafter.taps,
         )
         logits = target.model.unembed(target.model.norm(output.hidden))
         log_probs = target_distribution(
-            logits, paths[:, :fed], depths[:, :fed], sampling, context.warp
+            state, options, logits, paths[:, :fed], depths[:, :fed]
         )
         pad = functools.partial(_pad_slots, slots=slots)
-        return Output(pad(output.hidden), pad(output.taps)), scratch, pad(log_probs)
+        kept = None if options.reporting is None else pad(logits)
+        output = Output(pad(output.hidden), pad(output.taps))
+        return output, scratch, Verified(pad(log_probs), kept, paths, depths)
 
     if slots == 1:
         return feed(1)
@@ -100,6 +139,18 @@ def verify(
 def _pad_slots(values: Float[Array, "B fed *rest"], slots: int) -> Array:
     missing = slots - values.shape[1]
     return jnp.pad(values, ((0, 0), (0, missing)) + ((0, 0),) * (values.ndim - 2))
+
+
+def drop_unusable(draft: Draft, unusable: Bool[Array, "B N+1"]) -> Draft:
+    """Ends the draft where the target has no distribution to test the next node by."""
+    after = jnp.take_along_axis(unusable, draft.parents, axis=1)
+    return draft._replace(valid=draft.valid & ~after)
+
+
+def at_last(slots: Array, verdict: Verdict) -> Array:
+    """The entry of each row at the last slot that its verdict commits."""
+    last = jnp.take_along_axis(verdict.path, verdict.count[:, None] - 1, axis=1)
+    return jnp.take_along_axis(slots, last, axis=1)[:, 0]
 
 
 def emitted_tokens(
@@ -113,37 +164,20 @@ def emitted_tokens(
     return jnp.where(place < verdict.count[:, None] - 1, followed, next_token[:, None])
 
 
-def emit(
+def report_round(
     state: DecodingState,
-    verdict: Verdict,
-    emitted: Int[Array, "B width"],
-    eos_ids: Int[Array, " eos"],
-) -> tuple[DecodingState, Verdict]:
-    """The one commit boundary: cuts at EOS, at the limit, and inactive rows to nothing.
-
-    Tokens, lengths, caches and statistics all follow the count it returns.
-    """
-    place = jnp.arange(emitted.shape[1])
-    is_end = (emitted[:, :, None] == eos_ids).any(axis=-1)
-    before_end = jnp.where(is_end, place, emitted.shape[1]).min(axis=-1)
-    room = state.limit - state.length
-    count = jnp.minimum(jnp.minimum(verdict.count, before_end + 1), room)
-    count = jnp.where(state.active, count, 0)
-    length = state.length + count
-    ended = jnp.where(length >= state.limit, LENGTH, RUNNING)
-    ended = jnp.where(before_end < count, EOS, ended)
-    # Places past the count are sent out of range and dropped.
-    capacity = state.tokens.shape[1]
-    columns = jnp.where(place < count[:, None], state.length[:, None] + place, capacity)
-    put = (jnp.arange(emitted.shape[0])[:, None], columns)
-    is_draft = place < verdict.count[:, None] - 1
-    state = state._replace(
-        tokens=state.tokens.at[put].set(emitted, mode="drop"),
-        from_draft=state.from_draft.at[put].set(is_draft, mode="drop"),
-        length=length,
-        finish=jnp.where(state.active, ended, state.finish),
+    options: Options,
+    verified: Verified,
+    slots: Int[Array, "B depth+1"],
+    tokens: Int[Array, "B depth+1"],
+) -> LogProbs | None:
+    """The log-probabilities of tokens drawn from `slots`, if anybody asks."""
+    if options.reporting is None or verified.logits is None:
+        return None
+    warped = bind_warp(state, options)(
+        verified.logits, verified.path_tokens, verified.path_count
     )
-    return state, verdict._replace(count=count)
+    return report(options.reporting, verified.logits, warped, slots, tokens)
 
 
 def count_round(

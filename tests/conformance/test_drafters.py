@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.core import noise
 from jaxspec.decoding.round import bind_noise, bind_warp
 from jaxspec.decoding.state import LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
@@ -73,9 +72,9 @@ def test_every_accepted_count_occurs_and_the_ids_stay(case):
 
 @jax.jit
 def propose(target, drafter, state, options):
-    warp = bind_warp(options.sampling)
+    warp = bind_warp(state, options)
     context = Context(state.tokens, state.length, state.active, warp)
-    gumbel = bind_noise(state, options.sampling, noise.DRAFT_TOKEN, target.vocab_size)
+    gumbel = bind_noise(state, options, target.vocab_size).draft
     target = Target(target, state.cache)
     return drafter.propose(target, state.drafter, context, gumbel)[0]
 
@@ -92,7 +91,12 @@ def prefilled(target, drafter, state, options):
     fresh = runs.SHARED.prefill(
         target, drafter, prompts, chunk, options, jnp.array(False), capacity
     )
-    return fresh._replace(length=state.length, finish=state.finish)
+    return fresh._replace(
+        length=state.length,
+        prompt_length=state.prompt_length,
+        finish=state.finish,
+        counts=state.counts,
+    )
 
 
 def assert_same_proposals(case, state, options):

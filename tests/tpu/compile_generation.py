@@ -20,16 +20,25 @@ from flax import nnx
 from jax import lax
 from jax.experimental import topologies
 
-from jaxspec.batching import LARGEST_CHUNK, chunks, pack, pack_eos, pack_sampling
+from jaxspec.batching import (
+    LARGEST_CHUNK,
+    chunks,
+    pack,
+    pack_eos,
+    pack_sampling,
+    pack_sequences,
+)
 from jaxspec.checkpoints.hub import fetch
 from jaxspec.checkpoints.load import open_checkpoint
+from jaxspec.core.report import Reporting
 from jaxspec.decoding.state import DecodingState, Options, Prompts
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig, Rope
 from jaxspec.models.decoder import Decoder
 from jaxspec.programs import Program
-from jaxspec.requests import Request
+from jaxspec.requests import Request, make_request
+from jaxspec.row_options import OPTIONS
 from tests.hlo import host_traffic
 
 # Else libtpu looks for a metadata server, and a second process dies on its lock file.
@@ -94,22 +103,36 @@ class Slice:
         config = open_checkpoint(fetch(self.target)).config
         return self.generator_of(self.model(self.target, config), self.drafter)
 
-    def generator_of(self, target: LanguageModel, drafter) -> Generator:
+    def generator_of(
+        self, target: LanguageModel, drafter, rule: str = "rejection"
+    ) -> Generator:
         """A generator with the numbers of the file."""
         return Generator(
-            target, drafter, draft_tokens=self.draft_tokens, capacity=self.capacity
+            target,
+            drafter,
+            draft_tokens=self.draft_tokens,
+            rule=rule,
+            capacity=self.capacity,
         )
 
 
-def programs(setup: Slice, generator: Generator) -> dict[str, dict]:
-    """Compiles what `Generator` would dispatch, with every sampling option present."""
+def programs(setup: Slice, generator: Generator, **asked: Any) -> dict[str, dict]:
+    """Compiles what `Generator` would dispatch, with these options present."""
     first, later, rounds = generator.programs
     model, drafter = generator.target.decoder, generator.drafter
     short, long = (prompts(setup, tokens) for tokens in (1, setup.capacity - 1))
-    options = sampling(setup)
+    vocabulary = model.vocab_size
+    batch = [request(1, **asked)] * setup.batch_size
+    options = Options(
+        pack_sampling(batch, setup.batch_size, vocabulary),
+        pack_eos([0]),
+        pack_sequences([each.stop_sequences for each in batch], setup.batch_size),
+        generator.rule,
+        Reporting(2) if asked else None,
+    )
 
     def fresh(model, drafter, prompts):
-        return DecodingState.init(model, drafter, prompts, LARGEST_CHUNK)
+        return DecodingState.init(model, drafter, prompts, options, LARGEST_CHUNK)
 
     state = jax.eval_shape(fresh, model, drafter, long)
     calls = {
@@ -136,14 +159,22 @@ def prompts(setup: Slice, tokens: int) -> Prompts:
     return pack([request(tokens)] * setup.batch_size, setup.batch_size, setup.capacity)
 
 
-def sampling(setup: Slice) -> Options:
-    """The options of a batch, all of them present."""
-    rows = setup.batch_size
-    return Options(pack_sampling([request(1)] * rows, rows), pack_eos([0]))
+def request(tokens: int, **asked: Any) -> Request:
+    """A row with the truncations, and what else is asked."""
+    defaults = {name: option.default for name, option in OPTIONS.items()}
+    kept = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.05}
+    return make_request("", [0] * tokens, defaults | kept | asked)
 
 
-def request(tokens: int) -> Request:
-    return Request("", [0] * tokens, 1, 0.8, top_k=50, top_p=0.95, min_p=0.05, seed=0)
+EVERYTHING: dict[str, Any] = {
+    "min_new_tokens": 1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": {1: -1.0},
+    "banned_sequences": [[1, 2]],
+    "stop_sequences": [[3, 4]],
+}
 
 
 def compile_for(sharding, program: Program, arrays: Any, static: tuple = ()) -> Any:
@@ -200,11 +231,17 @@ def main(path: str) -> None:
     draft = dataclasses.replace(
         TINY, num_layers=1, windows=(None,), ropes=TINY.ropes[:1]
     )
-    pair = small.generator_of(small.model("target", TINY), small.model("draft", draft))
+    models = small.model("target", TINY), small.model("draft", draft)
+    pair = small.generator_of(*models)
+    others = {rule: small.generator_of(*models, rule) for rule in ("block", "coupled")}
     control = Program(printing_loop)
     reports = {
         "slice": programs(setup, setup.generator()),
         "draft model": programs(small, pair),
+        **{
+            f"every option, {rule}": programs(small, generator, **EVERYTHING)
+            for rule, generator in others.items()
+        },
         "printing": report(
             compile_for(setup.sharding, control, (np.int32(3),)), control
         ),

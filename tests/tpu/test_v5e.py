@@ -19,7 +19,10 @@ HBM_BYTES = 16e9
 # The rest is the compiler's and the runtime's own.
 USABLE = 0.9
 PROGRAMS = ("first chunk", "later chunk", "rounds")
-GENERATIONS = ("slice", "draft model")
+GENERATIONS = (
+    *("slice", "draft model"),
+    *("every option, block", "every option, coupled"),
+)
 CPU_RUN = """
 import pathlib, sys
 import jaxspec
