@@ -93,7 +93,9 @@ def test_a_greedy_target_accepts_by_id_and_emits_no_other(name, uniform):
     target = np.eye(3)[[best] * 4]
     tokens = [[1, 2], [1, 0], [0, 2], [2, 2]]
     noise = noise_for(name, 4, 2, 3, uniform)
-    for draft in (None, [[Q, P]] * 4, [[[0, 0, 1.0], P]] * 4):
+    certain = [0, 0, 1.0]
+    # The last is certain of the target's token and has drawn another: S is 0 at p = 1.
+    for draft in (None, [[Q, P]] * 4, [[certain, P]] * 4, [[Q, certain]] * 4):
         accepted, following = decide(name, target, tokens, draft, noise)
         assert accepted.tolist() == [2, 1, 0, 0]
         expected = np.eye(3)[np.take(best, accepted)]
