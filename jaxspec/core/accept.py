@@ -199,8 +199,8 @@ def _next_column(values: Array) -> Array:
 def _after(target_log_probs, draft, accepted, kept=None) -> Float[Array, "B V"]:
     """The distribution of the token after `accepted` draft tokens of each row.
 
-    The residual is of target - draft or, of what `kept[B]` is given for, of kept target
-    - draft: normalised, that is target - draft / kept.
+    With `kept[B]`, above 0, the residual is that of kept * target - draft: normalised,
+    the one of target - draft / kept.
 
     Only that one slot's residual is computed. Where nothing valid was refused (all were
     accepted, or the draft ended here) there is no draft probability to subtract.

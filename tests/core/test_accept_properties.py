@@ -18,7 +18,7 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=80,
+    max_examples=60,
 )
 ROWS = 4
 # Vocabulary and nodes: few shapes, so that few programs are compiled.
