@@ -63,7 +63,7 @@ class StopText:
         return len(self.text) - max(open_ends, default=0)
 
     def _find(self, before: int) -> None:
-        """Cuts at the stop that ends first among those that the last token completed."""
+        """Cuts at the stop that ends first of those that the last token completed."""
         found = []
         for stop in self._stops:
             start = self.text.find(stop, max(0, before - len(stop) + 1))

@@ -105,6 +105,8 @@ def typical(
     entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(axis=-1)
     threshold = jnp.minimum(TYPICAL_EPSILON, TYPICAL_DELTA * jnp.exp(-entropy))
     is_typical = jnp.exp(at(log_probs, draft.tokens)) > threshold
+    # A token drawn from NaN is refused, as under every rule.
+    is_typical &= ~jnp.isnan(_probs_of_drawn(draft))
     return _by_own_rows(target_log_probs, draft, is_typical)
 
 

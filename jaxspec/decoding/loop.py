@@ -126,11 +126,10 @@ def _first_token(model, state, options) -> DecodingState:
     logits = model.unembed(model.norm(state.hidden))[:, None]
     root = jnp.zeros((logits.shape[0], 1), jnp.int32)
     no_path = root[:, :, None][..., :0]
-    log_probs = target_distribution(state, options, logits, no_path, root)
+    log_probs, unusable = target_distribution(state, options, logits, no_path, root)
     noise = bind_noise(state, options, logits.shape[-1])
     token = sample(log_probs[:, 0], noise.next_token(root[:, 0]))[:, None]
     verdict = Verdict(root, root[:, 0] + 1, log_probs[:, 0])
-    verified = Verified(log_probs, logits, no_path, root)
+    verified = Verified(log_probs, unusable, logits, no_path, root)
     reported = report_round(state, options, verified, root, token)
-    failed = verified.unusable[:, 0]
-    return emit(state, verdict, token, failed, reported, options)[0]
+    return emit(state, verdict, token, unusable[:, 0], reported, options)[0]

@@ -51,25 +51,24 @@ def target_distribution(
     logits: Float[Array, "B m V"],
     path_tokens: Int[Array, "B m depth"],
     path_count: Int[Array, "B m"],
-) -> Float[Array, "B m V"]:
+) -> tuple[Float[Array, "B m V"], Bool[Array, "B m"]]:
     """The log-probabilities that the rule sees: a greedy row's are one-hot.
 
-    Those of logits that have no distribution (one is NaN, or all are minus infinity)
-    are all NaN.
+    Returns:
+        They, and where there are none: one logit is NaN, or all are minus infinity.
     """
     sampling = options.sampling
     logits = _adjust(state, options, logits, path_tokens, path_count)
 
     def certain(logits):
-        best = one_hot_log(arg_max(logits), logits.shape[-1])
-        has_best = logits.max(axis=-1, keepdims=True) > -jnp.inf
-        return jnp.where(has_best, best, jnp.nan)
+        return one_hot_log(arg_max(logits), logits.shape[-1])
 
     def mixed(logits):
         greedy = sampling.greedy[:, None, None]
         return jnp.where(greedy, certain(logits), warp(logits, sampling))
 
-    return lax.cond(sampling.greedy.all(), certain, mixed, logits)
+    log_probs = lax.cond(sampling.greedy.all(), certain, mixed, logits)
+    return log_probs, ~(logits.max(axis=-1) > -jnp.inf)
 
 
 class Verified(NamedTuple):
@@ -77,20 +76,17 @@ class Verified(NamedTuple):
 
     Attributes:
         log_probs: the distribution of each slot's child.
+        unusable: slots after which the target has none.
         logits: None where nobody asks for log-probabilities.
         path_tokens: drafted on the way to each slot, itself included.
         path_count: how many those are: the slot's depth.
     """
 
     log_probs: Float[Array, "B N+1 V"]
+    unusable: Bool[Array, "B N+1"]
     logits: Float[Array, "B N+1 V"] | None
     path_tokens: Int[Array, "B N+1 depth"]
     path_count: Int[Array, "B N+1"]
-
-    @property
-    def unusable(self) -> Bool[Array, "B N+1"]:
-        """Slots after which the target has no distribution."""
-        return jnp.isnan(self.log_probs[..., 0])
 
 
 def verify(
@@ -123,13 +119,14 @@ def verify(
             drafter.taps,
         )
         logits = target.model.unembed(target.model.norm(output.hidden))
-        log_probs = target_distribution(
+        log_probs, unusable = target_distribution(
             state, options, logits, paths[:, :fed], depths[:, :fed]
         )
         pad = functools.partial(_pad_slots, slots=slots)
         kept = None if options.reporting is None else pad(logits)
         output = Output(pad(output.hidden), pad(output.taps))
-        return output, scratch, Verified(pad(log_probs), kept, paths, depths)
+        verified = Verified(pad(log_probs), pad(unusable), kept, paths, depths)
+        return output, scratch, verified
 
     if slots == 1:
         return feed(1)
