@@ -152,3 +152,86 @@ def is_typical(target_probs, token, epsilon=0.09, delta=0.3):
     """Medusa's test (Cai et al. 2024, section 2.3.1) of one token."""
     entropy = -sum(p * np.log(p) for p in target_probs if p > 0)
     return target_probs[token] > min(epsilon, delta * np.exp(-entropy))
+
+
+def adjusted(logits, prompt, output, order=None, **options):
+    """Logits of the token after `prompt` and `output`, one option after another.
+
+    `options` are those of `ADJUSTMENTS` and `FILTERS`; `order` is by default theirs.
+    """
+    values = np.minimum(np.asarray(logits, np.float64), np.finfo(np.float32).max)
+    steps = ADJUSTMENTS | FILTERS
+    for name in order or steps:
+        if name in options:
+            values = steps[name](values.copy(), list(prompt), list(output), options)
+    return values
+
+
+def _bias(values, prompt, output, options):
+    for token, bias in options["logit_bias"].items():
+        values[token] += bias
+    return values
+
+
+def _repetition(values, prompt, output, options):
+    penalty = options["repetition_penalty"]
+    for token in {*prompt, *output}:
+        values[token] *= 1 / penalty if values[token] > 0 else penalty
+    return values
+
+
+def _presence(values, prompt, output, options):
+    for token in set(output):
+        values[token] -= options["presence_penalty"]
+    return values
+
+
+def _frequency(values, prompt, output, options):
+    for token in output:
+        values[token] -= options["frequency_penalty"]
+    return values
+
+
+def _banned(values, prompt, output, options):
+    text = prompt + output
+    for *before, last in options["banned"]:
+        start = len(text) - len(before)
+        if start >= 0 and text[start:] == before:
+            values[last] = -np.inf
+    return values
+
+
+def _min_new_tokens(values, prompt, output, options):
+    if len(output) < options["min_new_tokens"]:
+        values[list(options["ends"])] = -np.inf
+    return values
+
+
+def _temperature(values, prompt, output, options):
+    return values / options["temperature"]
+
+
+def _keep(name):
+    def step(values, prompt, output, options):
+        if not (values > -np.inf).any():
+            return values
+        keep = kept(values, 1.0, **{name: options[name]})
+        return np.where(keep, values, -np.inf)
+
+    return step
+
+
+ADJUSTMENTS = {
+    "logit_bias": _bias,
+    "repetition_penalty": _repetition,
+    "presence_penalty": _presence,
+    "frequency_penalty": _frequency,
+    "banned": _banned,
+    "min_new_tokens": _min_new_tokens,
+}
+FILTERS = {
+    "temperature": _temperature,
+    "top_k": _keep("top_k"),
+    "top_p": _keep("top_p"),
+    "min_p": _keep("min_p"),
+}

@@ -75,4 +75,5 @@ def _rule_out(logits, ids: Int[Array, "B m n"]) -> Float[Array, "B m V"]:
     row, slot = jnp.arange(rows)[:, None, None], jnp.arange(slots)[None, :, None]
     # Negative indices would count from the end.
     at = (row, slot, jnp.where(ids < 0, vocabulary, ids))
-    return logits.at[at].set(-jnp.inf, mode="drop")
+    # The smaller of the two: a NaN stays one, for the row to end in error.
+    return logits.at[at].min(-jnp.inf, mode="drop")

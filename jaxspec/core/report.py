@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxspec.core.adjust import LARGEST_FLOAT
 from jaxspec.core.distributions import arg_max, at, log_softmax
 
 
@@ -58,7 +59,8 @@ def report(
     tokens: Int[Array, "B T"],
 ) -> LogProbs:
     """Of `tokens`, each in the distributions of its slot."""
-    raw = log_softmax(logits)
+    # Bounded, else a logit of plus infinity, which is a certainty, gives NaN.
+    raw = log_softmax(jnp.minimum(logits.astype(jnp.float32), LARGEST_FLOAT))
     top_ids, top_raw = top(raw, reporting.alternatives)
     place = (jnp.arange(tokens.shape[0])[:, None], slots)
     return LogProbs(
