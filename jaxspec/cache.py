@@ -215,6 +215,11 @@ class KVCache:
         groups = lax.fori_loop(0, rows, write_row, self.groups)
         return KVCache(groups, self.length + count, self.windows)
 
+    def take_rows(self, rows: Int[Array, " n"]) -> "KVCache":
+        """The cache of these rows, in this order; a row may come more than once."""
+        groups = jax.tree.map(lambda array: jnp.take(array, rows, axis=2), self.groups)
+        return KVCache(groups, self.length[rows], self.windows)
+
     def shorten(self, length: Int[Array, " B"]) -> "KVCache":
         """Forgets what stands at or past `length`; never makes a row longer."""
         return dataclasses.replace(self, length=jnp.minimum(self.length, length))

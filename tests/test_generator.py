@@ -131,7 +131,7 @@ def test_streamed_rounds_are_the_same_program(drafting):
     prompts = pack(requests, 1, 512)
     whole = drafting.generate(IDS[0], max_new_tokens=20)
     before = drafting.programs[2].compilations
-    options = drafting._options(requests, 1, (), None)
+    options = drafting.pack_options(requests, 1, (), None)
     watch = lambda state: state  # noqa: E731
     states = list(drafting._states(prompts, options, rounds=1, watch=watch))
     tokens = np.asarray(states[-1].tokens)[0, 7 : int(states[-1].length[0])].tolist()

@@ -19,6 +19,7 @@ LAYERS = [
     {"loading", "programs", "row_options", "requests", "results", "batching"},
     {"stopping"},
     {"generator"},
+    {"certify"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -2,15 +2,14 @@
 
 import argparse
 import json
-import pathlib
 import sys
 from typing import Any
 
 from jaxspec.cli.options import add_drafting, add_verb, make_generator
-from jaxspec.errors import UserError, refuse
+from jaxspec.cli.prompts import as_chat, read_prompts
+from jaxspec.errors import UserError
 from jaxspec.generator import check_call
 from jaxspec.progress import watching
-from jaxspec.requests import Prompt
 from jaxspec.results import Result
 from jaxspec.row_options import OPTIONS, check_options
 
@@ -146,7 +145,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a prompt or an option is wrong, or the model cannot be had.
     """
-    prompts = _read_prompts(args)
+    if args.prompts is not None:
+        prompts = read_prompts(args.prompts, args.chat)
+    else:
+        prompts = [as_chat(args.prompt) if args.chat else args.prompt]
     if args.include_stop and not args.stop:
         raise UserError("--include-stop has no effect without --stop; leave it out")
     if args.log_probs is not None and not args.json:
@@ -187,46 +189,3 @@ def _show(result: Result, as_json: bool) -> None:
     """On stdout, at once: the reader may be another program."""
     line = json.dumps(result.to_json()) if as_json else result.text
     print(line, flush=True)
-
-
-def _read_prompts(args: argparse.Namespace) -> list[Prompt]:
-    if args.prompt is not None:
-        return [_as_chat(args.prompt) if args.chat else args.prompt]
-    path = pathlib.Path(args.prompts)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"{path}: {reason}; expected a JSONL file of prompts") from None
-    faults: list[str] = []
-    prompts = [
-        _parse_line(line, f"{path} line {number}", args.chat, faults)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    refuse(faults)
-    if not prompts:
-        raise UserError(f"{path}: no prompts; expected one JSON object a line")
-    return prompts
-
-
-def _parse_line(line: str, where: str, chat: bool, faults: list[str]) -> Prompt:
-    """The prompt of a line; a fault is noted with the line's number."""
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        faults.append(f"{where}: not JSON ({error})")
-        return ""
-    if isinstance(record, dict):
-        prompt, messages = record.get("prompt"), record.get("messages")
-        if isinstance(prompt, str):
-            return _as_chat(prompt) if chat else prompt
-        for given in (prompt, messages):
-            if isinstance(given, list):
-                return given
-    faults.append(f'{where}: expected an object with "prompt" or "messages"')
-    return ""
-
-
-def _as_chat(text: str) -> Prompt:
-    return [{"role": "user", "content": text}]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from jaxspec.cli import demo, fetch, generate
+from jaxspec.cli import certify, demo, fetch, generate
 from jaxspec.errors import UserError
 
 _EPILOG = """\
@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in (demo, generate, fetch):
+    for verb in (demo, generate, certify, fetch):
         verb.add_parser(verbs)
     return parser
 

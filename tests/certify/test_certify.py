@@ -1,0 +1,134 @@
+"""A certificate passes what is right, and fails what is wrong, through the programs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.certify import certificate, certify
+from jaxspec.certify.certificate import ACCEPTABLE, OPTION_SETS, SECOND_LOOK
+from jaxspec.core import accept
+from jaxspec.loading import LanguageModel
+from tests import fakes
+
+SAMPLES = 500
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3]]
+FURTHER_RULES = ("block", "coupled")
+REPEATING = [[5, 6, 7, 8, 9] * 3 + [5, 6]]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return LanguageModel("tiny", fakes.tiny(1))
+
+
+@pytest.fixture(scope="module")
+def near(target):
+    """A draft that is the target, a little disturbed: it is often right."""
+    leaves, tree = jax.tree.flatten(target.decoder)
+    rng = np.random.default_rng(0)
+    moved = [leaf * (1 + 0.1 * rng.normal(size=leaf.shape)) for leaf in leaves]
+    decoder = jax.tree.unflatten(tree, [jnp.asarray(leaf, "f4") for leaf in moved])
+    return LanguageModel("tiny-draft", decoder)
+
+
+def examine(generator, **options):
+    return certify(
+        generator, PROMPTS, REPEATING, samples=SAMPLES, batch_size=64, **options
+    )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["rejection", *(pytest.param(r, marks=pytest.mark.full) for r in FURTHER_RULES)],
+)
+def test_a_draft_model_is_certified(target, near, rule):
+    generator = jaxspec.Generator(target, near, draft_tokens=2, rule=rule)
+    shares = []
+    found = examine(generator, on_progress=shares.append)
+    assert found.passed, found.failures
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert found.identity.differences == 0
+    assert found.identity.verified > 50
+    assert 0 < found.identity.delta < 1e-4
+    assert {test.options for test in found.tests} == set(OPTION_SETS)
+    for test in found.tests:
+        assert test.samples >= SAMPLES
+        for position, depth in zip(test.positions, test.depths, strict=True):
+            assert position.verified >= SAMPLES
+            assert 0 < position.accepted < position.verified
+            assert 0.05 < depth.expected < 0.999
+        assert (test.not_plain == 0) if rule == "coupled" else test.not_plain is None
+
+
+def with_rule(generator, decide):
+    generator.rule = dataclasses.replace(generator.rule, decide=decide)
+    return generator
+
+
+def accept_all(log_probs, draft, uniforms):
+    return accept.rejection(log_probs, draft, jnp.zeros_like(uniforms))
+
+
+@pytest.mark.full
+def test_a_wrong_rule_fails_every_kind_of_test(target, near):
+    wrong = with_rule(jaxspec.Generator(target, near, draft_tokens=2), accept_all)
+    found = examine(wrong)
+    assert not found.passed
+    words = " ".join(found.failures)
+    for part in ("position 1 has not", "together have not", "of the first rounds"):
+        assert part in words
+    for test in found.tests:
+        assert min(each.p_value for each in test.positions) < ACCEPTABLE
+        # It was looked at again before it was failed.
+        assert test.samples >= SECOND_LOOK * SAMPLES
+
+
+def test_a_rule_that_changes_greedy_ids_fails(target, near, monkeypatch):
+    monkeypatch.setattr(certificate, "SECOND_LOOK", 1)
+
+    def never(log_probs, draft, uniforms):
+        verdict = accept.rejection(log_probs, draft, uniforms)
+        return verdict._replace(next_log_probs=jnp.roll(verdict.next_log_probs, 1, -1))
+
+    wrong = with_rule(jaxspec.Generator(target, near, draft_tokens=2), never)
+    failures = examine(wrong).failures
+    assert any("greedy: 2 of 2 prompts" in failure for failure in failures)
+
+
+@pytest.mark.full
+def test_a_coupled_rule_that_draws_its_own_tokens_fails(target, near):
+    """Its distribution may be right: its ids are not plain decoding's."""
+
+    def shifted(log_probs, draft, gumbel):
+        return accept.coupled(log_probs, draft, jnp.roll(gumbel, 1, axis=-1))
+
+    generator = jaxspec.Generator(target, near, draft_tokens=2, rule="coupled")
+    failures = examine(with_rule(generator, shifted)).failures
+    assert any("with the same seed" in failure for failure in failures)
+
+
+def test_what_drafts_too_little_is_untested(target):
+    generator = jaxspec.Generator(target, "prompt-lookup", draft_tokens=3)
+    found = certify(generator, PROMPTS, [[1, 2, 3, 4]], samples=SAMPLES, batch_size=64)
+    assert not found.passed
+    assert all("untested" in failure for failure in found.failures)
+    assert found.to_json()["passed"] is False
+
+
+def test_nothing_to_certify_is_refused(target, near):
+    with pytest.raises(jaxspec.UserError, match="without a drafter"):
+        examine(jaxspec.Generator(target))
+    lossy = jaxspec.Generator(target, near, rule="typical")
+    with pytest.raises(jaxspec.UserError, match="typical does not keep"):
+        examine(lossy)
+    generator = jaxspec.Generator(target, near)
+    with pytest.raises(jaxspec.UserError) as error:
+        certify(generator, PROMPTS, REPEATING, samples=100, batch_size=0)
+    for part in ("samples is 100, expected a whole number from 500", "batch_size is 0"):
+        assert part in str(error.value)
+    with pytest.raises(jaxspec.UserError, match="has one token"):
+        certify(generator, PROMPTS, [[4]])
