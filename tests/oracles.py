@@ -235,3 +235,67 @@ FILTERS = {
     "top_p": _keep("top_p"),
     "min_p": _keep("min_p"),
 }
+
+
+def adjusted_rows(
+    logits,
+    texts,
+    prompt,
+    ends=(),
+    logit_bias=0.0,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    banned=(),
+    min_new_tokens=0,
+):
+    """`adjusted` by `ADJUSTMENTS`, for many texts at once; `logit_bias` is an array.
+
+    `logits[n, V]` follow `texts[n, L]`, whose first `prompt` tokens are the prompt;
+    `ends` are the ids that end a text.
+    """
+    logits, texts = np.array(logits, np.float64) + logit_bias, np.asarray(texts)
+    is_id = texts[:, :, None] == np.arange(logits.shape[-1])
+    written = is_id[:, prompt:].sum(axis=1)
+    less_likely = np.where(
+        logits > 0, logits / repetition_penalty, logits * repetition_penalty
+    )
+    logits = np.where(is_id.any(axis=1), less_likely, logits)
+    logits = logits - presence_penalty * (written > 0) - frequency_penalty * written
+    for *before, last in banned:
+        logits[ending_in(texts, before), last] = -np.inf
+    if texts.shape[1] - prompt < min_new_tokens:
+        logits[:, list(ends)] = -np.inf
+    return logits
+
+
+def ending_in(texts, ids):
+    """Which of `texts[n, L]` end in the ids."""
+    if len(ids) > texts.shape[1]:
+        return np.zeros(len(texts), bool)
+    return (texts[:, texts.shape[1] - len(ids) :] == list(ids)).all(axis=1)
+
+
+def kept_rows(logits, temperature, top_k=0, top_p=1.0, min_p=0.0, slack=0.0):
+    """`kept` for many rows at once."""
+    logits = np.asarray(logits, np.float64)
+    distance = (logits.max(axis=-1, keepdims=True) - logits) / temperature
+    best_first = np.sort(distance, axis=-1)
+    cut = np.full((len(logits), 1), np.inf)
+    if 0 < top_k <= logits.shape[-1]:
+        cut = best_first[:, top_k - 1 : top_k]
+    if top_p < 1:
+        weights = np.where(best_first <= cut, np.exp(-best_first), 0)
+        mass = np.cumsum(weights, axis=-1)
+        short = (mass / mass[:, -1:] < top_p + slack) & (weights > 0)
+        # Nothing reaches a `top_p` that slack has put above 1.
+        last = np.minimum(short.sum(axis=-1), (weights > 0).sum(axis=-1) - 1)
+        cut = np.take_along_axis(best_first, last[:, None], axis=-1)
+    least = min_p * (1 - slack)
+    return (distance <= cut) & (np.exp(-distance) >= least) & (distance < np.inf)
+
+
+def warp_rows(logits, temperature, **options):
+    """`warp` for many rows at once, at a temperature above 0."""
+    keep = kept_rows(logits, temperature, **options)
+    return softmax(np.where(keep, np.asarray(logits) / temperature, -np.inf))

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import causal, run_rows
+from jaxspec.core.accept import RULES, Rule
 from jaxspec.core.noise import seed_keys
-from jaxspec.core.warp import Sampling
+from jaxspec.core.report import Reporting
+from jaxspec.core.sampling import Sampling, Sequences
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import DecodingState, Options, Prompts
 from jaxspec.types import Chunk
@@ -34,27 +36,48 @@ def programs() -> Programs:
 SHARED = programs()
 
 
+def _map_arrays(function, values):
+    return jax.tree.map(function, values, is_leaf=lambda each: isinstance(each, list))
+
+
 class Batch(NamedTuple):
-    """What a test asks of the loop; rows by their prompts, in ids."""
+    """What a test asks of the loop; rows by their prompts, in ids.
+
+    Attributes:
+        options: the other fields of `Sampling`, by name, an array (or `Sequences`)
+            with rows first; absent ones cost the program nothing.
+        stops: sequences of ids that end a row.
+        rule: a name, or a rule that is none of the product's.
+    """
 
     prompts: Sequence[Sequence[int]]
     new: Any = 64
     temperature: Any = 0.0
     seeds: Sequence[int] | None = None
     eos: Sequence[int] = ()
-    options: dict = {}  # noqa: RUF012  (top_k, top_p, min_p: an array each)
+    options: dict = {}  # noqa: RUF012
+    stops: Sequences | None = None
+    rule: str | Rule = "rejection"
+    reporting: Reporting | None = None
     capacity: int = 112
     chunk: int = 48
 
     def rows(self, order: Sequence[int]) -> "Batch":
         """The same rows in another order, or fewer of them."""
-        take = lambda each: np.broadcast_to(each, len(self.prompts))[list(order)]  # noqa: E731
+
+        def take(each):
+            each = np.asarray(each)
+            if each.ndim < 2:
+                each = np.broadcast_to(each, len(self.prompts))
+            return each[list(order)]
+
         return self._replace(
             prompts=[self.prompts[row] for row in order],
             new=take(self.new),
             temperature=take(self.temperature),
             seeds=[self.row_seeds[row] for row in order],
-            options={name: take(each) for name, each in self.options.items()},
+            options=_map_arrays(take, self.options),
+            stops=_map_arrays(take, self.stops),
         )
 
     @property
@@ -76,13 +99,21 @@ class Batch(NamedTuple):
         rows = len(self.prompts)
         limit = np.minimum(self.lengths + self.new, self.capacity).astype(np.int32)
         temperature = np.broadcast_to(np.float32(self.temperature), rows)
-        options = {name: jnp.asarray(each) for name, each in self.options.items()}
+        options = _map_arrays(jnp.asarray, self.options)
+        stops = _map_arrays(jnp.asarray, self.stops)
+        rule = RULES[self.rule] if isinstance(self.rule, str) else self.rule
         eos = np.full(4, -1, np.int32)
         eos[: len(self.eos)] = self.eos
         prompts = (self.tokens, self.lengths, limit, seed_keys(self.row_seeds))
         return (
             Prompts(*(jnp.asarray(each) for each in prompts)),
-            Options(Sampling(jnp.asarray(temperature), **options), jnp.asarray(eos)),
+            Options(
+                Sampling(jnp.asarray(temperature), **options),
+                jnp.asarray(eos),
+                stops,
+                rule,
+                self.reporting,
+            ),
         )
 
 
