@@ -1,6 +1,7 @@
 """Requests as padded arrays, in the few shapes that programs are compiled for."""
 
 from collections.abc import Collection, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from jaxtyping import Int
 from jaxspec.core.noise import seed_keys
 from jaxspec.core.sampling import Sampling, Sequences
 from jaxspec.decoding.state import Prompts
+from jaxspec.errors import UserError
 from jaxspec.requests import Request
 from jaxspec.types import Chunk
 
@@ -90,10 +92,24 @@ def pack_sequences(
 
 
 def pack_eos(eos_ids: Collection[int]) -> Int[np.ndarray, " eos"]:
-    """The ids that end a row, padded with an id that no token has."""
+    """The ids that end a row, padded with an id that no token has.
+
+    Raises:
+        UserError: they are no ids.
+    """
+    if not _are_ids(eos_ids):
+        raise UserError(f"eos_ids is {eos_ids!r}, expected ids from 0 to 2**31 - 1")
     padded = np.full(power_of_two(len(eos_ids), EOS_SLOTS), -1, np.int32)
     padded[: len(eos_ids)] = sorted(eos_ids)
     return padded
+
+
+def _are_ids(values: Any) -> bool:
+    return isinstance(values, Collection) and all(
+        # The ids of a GGUF file are NumPy's.
+        isinstance(each, Integral) and 0 <= int(each) < 2**31
+        for each in values
+    )
 
 
 def chunks(prompts: Prompts) -> Iterator[tuple[Chunk, np.bool_]]:

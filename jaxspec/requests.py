@@ -61,18 +61,17 @@ def make_requests(
         make_request(prompt, ids[row], dict(zip(columns, values, strict=True)))
         for row, (prompt, values) in enumerate(zip(prompts, rows, strict=True))
     ]
-    refuse(
-        [
-            f"prompt {row}: {fault}"
-            for row, request in enumerate(requests)
-            for fault in _unknown_ids(request, model.decoder.vocab_size)
-        ]
-    )
+    faults = [
+        f"prompt {row}: {fault}"
+        for row, request in enumerate(requests)
+        for fault in _unknown_ids(request, model.decoder.vocab_size)
+    ]
     if any(request.stop for request in requests) and model.tokenizer is None:
-        raise UserError(
+        faults.append(
             f"{model.reference} has no tokenizer to find stop texts with; use "
             "stop_sequences, which are ids"
         )
+    refuse(faults)
     return requests
 
 

@@ -1,6 +1,7 @@
 """The options that each prompt of a call may have: their defaults, ranges and names."""
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from jaxspec.errors import refuse
 # Within what float32 holds with room for a few products.
 _SMALLEST, _MOST, _LARGEST = math.ulp(0.0), 2**31 - 1, 1e30
 _FINITE = "a number from -1e30 to 1e30"
+_COUNT = "a whole number from 0 to 2**31 - 1"
 
 
 class Option(NamedTuple):
@@ -41,7 +43,7 @@ def _whole(default: Any, least: float, most: float, expected: str) -> Option:
 def _in_range(kinds: Any, least: float, most: float) -> Callable[[Any], bool]:
     def takes(value: Any) -> bool:
         is_number = isinstance(value, kinds) and not isinstance(value, bool)
-        return is_number and least <= value <= most and math.isfinite(value)
+        return is_number and least <= value <= most
 
     return takes
 
@@ -90,10 +92,10 @@ _SEQUENCES = Option(
     _is_column_of_sequences,
 )
 OPTIONS = {
-    "max_new_tokens": _whole(128, 0, _MOST, "a whole number, 0 or more"),
-    "min_new_tokens": _whole(None, 0, _MOST, "a whole number, 0 or more"),
-    "temperature": _number(0.0, 0, math.inf, "a number, 0 (greedy) or more"),
-    "top_k": _whole(None, 0, _MOST, "a whole number, 0 (all) or more"),
+    "max_new_tokens": _whole(128, 0, _MOST, _COUNT),
+    "min_new_tokens": _whole(None, 0, _MOST, _COUNT),
+    "temperature": _number(0.0, 0, _LARGEST, "a number from 0 (greedy) to 1e30"),
+    "top_k": _whole(None, 0, _MOST, f"{_COUNT}; 0 keeps all"),
     "top_p": _number(None, _SMALLEST, 1, "a number over 0, at most 1"),
     "min_p": _number(None, 0, 1, "a number from 0 to 1"),
     "repetition_penalty": _number(
@@ -134,7 +136,7 @@ def columns_of(
     columns = {}
     for name, option in OPTIONS.items():
         value = options.get(name, option.default)
-        if name == "seed" and isinstance(value, int):
+        if name == "seed" and option.takes(value):
             value = [value + row for row in range(rows)]
         columns[name] = _column(name, option, value, rows, faults)
     if not faults:
@@ -154,7 +156,7 @@ def _column(
     if name not in _COLLECTIONS and len({each is None for each in values}) > 1:
         faults.append(f"{name} must be given for every prompt or for none")
     bad = [each for each in values if not _takes(name, option, each)]
-    for each in dict.fromkeys(map(repr, bad)):
+    for each in dict.fromkeys(map(reprlib.repr, bad)):
         faults.append(f"{name} is {each}, expected {option.expected}")
     return values
 
