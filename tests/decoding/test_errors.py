@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from jaxspec.core.accept import RULES
+from jaxspec.core.report import Reporting
 from jaxspec.decoding.state import ERROR, LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from tests import fakes, runs
-from tests.decoding.optioned import Optioned
 
 INF, NAN = float("inf"), float("nan")
 VOCAB, NODES, NEW, NEVER = 12, 3, 24, 10**6
@@ -166,7 +166,7 @@ def run_of(target, name, rule, way, plain, text=None):
     drafter = DRAFTERS[name](way, plain)
     if text is not None and name != "without":
         drafter = dataclasses.replace(drafter, text=text)
-    return runs.generate(target, drafter, Optioned(WAYS[way], rule))
+    return runs.generate(target, drafter, WAYS[way]._replace(rule=rule))
 
 
 def assert_ends_in_error(run, clean, place, rows=(BAD,), same=True):
@@ -296,7 +296,7 @@ def test_a_draft_without_a_distribution_is_refused(plain, rule, fault):
         drafter = fakes.Oracle(
             DraftModel(draft, NODES), plain[way].state.tokens, jnp.asarray(forced)
         )
-        run = runs.generate(SOUND, drafter, Optioned(WAYS[way], rule))
+        run = runs.generate(SOUND, drafter, WAYS[way]._replace(rule=rule))
         assert (np.asarray(run.state.finish) == LENGTH).all()
         assert [len(ids) for ids in run.ids] == [NEW] * ROWS
         assert np.max(run.ids) < VOCAB and np.min(run.ids) >= 0
@@ -314,9 +314,10 @@ class TestWithMoreOptions:
     def run(self, plain, way, target=SOUND, barred=()):
         bias = np.zeros((ROWS, VOCAB), np.float32)
         bias[list(barred)] = -INF
-        batch = WAYS[way]._replace(options={"logit_bias": bias})
-        drafter = draft_model(way, plain)
-        return runs.generate(target, drafter, Optioned(batch, alternatives=2))
+        batch = WAYS[way]._replace(
+            options={"logit_bias": bias}, reporting=Reporting(alternatives=2)
+        )
+        return runs.generate(target, draft_model(way, plain), batch)
 
     @pytest.mark.parametrize("way", WAYS)
     def test_options_that_rule_every_id_out_end_the_row(self, plain, way):
