@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxspec.decoding.state import STOP, DecodingState, Statistics
+from jaxspec.decoding.state import EOS, STOP, DecodingState, Statistics
 from jaxspec.requests import Request
 from jaxspec.results import Outcome
 
@@ -111,8 +111,10 @@ class StopTexts:
                 if reader.is_complete:
                     break
                 if reader.push(token):
-                    finish[row] = STOP
                     self._cuts[row] = before
+                    # An EOS that completes a stop is named, as on the device.
+                    if self._read(row) < length[row] or finish[row] != EOS:
+                        finish[row] = STOP
         self._before = after
         return state._replace(finish=finish) if self._cuts else state
 
