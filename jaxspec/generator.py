@@ -1,11 +1,11 @@
 """The generator: prompts in, results out, each batch as two compiled programs."""
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxspec.arguments import check_call, find_rule, make_drafter
 from jaxspec.batching import (
     LARGEST_CHUNK,
     chunks,
@@ -15,15 +15,11 @@ from jaxspec.batching import (
     pack_sequences,
     power_of_two,
 )
-from jaxspec.core.accept import RULES, Rule
 from jaxspec.core.report import Reporting
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
-from jaxspec.drafters.autoregressive import Autoregressive
-from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError, refuse
-from jaxspec.loading import LanguageModel, require_same_tokenizer
+from jaxspec.loading import LanguageModel
 from jaxspec.programs import Program
 from jaxspec.requests import (
     IdSequences,
@@ -39,7 +35,6 @@ from jaxspec.types import Drafter
 
 SMALLEST_CAPACITY = 512
 ALL_ROUNDS = 2**31 - 1
-MOST_ALTERNATIVES = 100
 
 
 class Generator:
@@ -82,8 +77,8 @@ class Generator:
                 f"{target.reference})"
             )
         self.target = target
-        self.rule = _find_rule(rule)
-        self.drafter = _make_drafter(target, drafter, draft_tokens)
+        self.rule = find_rule(rule)
+        self.drafter = make_drafter(target, drafter, draft_tokens)
         self.capacity = capacity
         # First chunk of a prompt, later chunks, rounds. The state is given away: the
         # caches are updated where they lie.
@@ -326,50 +321,3 @@ class Generator:
 def _is_running(state: DecodingState) -> bool:
     """Asked on the host: an operation on the device would be one more dispatch."""
     return bool((np.asarray(state.finish) == RUNNING).any())
-
-
-def check_call(*, batch_size: int | None, log_probs: int | None) -> None:
-    """Refuses what is wrong with the options of a whole call.
-
-    Raises:
-        UserError: names the values.
-    """
-    faults = []
-    if batch_size is not None and not _is_whole(batch_size, 1, math.inf):
-        faults.append(f"batch_size is {batch_size!r}, expected a whole number over 0")
-    if log_probs is not None and not _is_whole(log_probs, 0, MOST_ALTERNATIVES):
-        faults.append(
-            f"log_probs is {log_probs!r}, expected a whole number from 0 to "
-            f"{MOST_ALTERNATIVES}, or None"
-        )
-    refuse(faults)
-
-
-def _is_whole(value: Any, least: int, most: float) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and least <= value <= most
-
-
-def _find_rule(name: str) -> Rule:
-    if name not in RULES:
-        raise UserError(f"rule is {name!r}, expected one of {', '.join(RULES)}")
-    return RULES[name]
-
-
-def _make_drafter(
-    target: LanguageModel, drafter: LanguageModel | Drafter | str | None, count: int
-) -> Drafter:
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"draft_tokens is {count!r}, expected a whole number over 0")
-    if drafter is None:
-        return Autoregressive()
-    if drafter == "prompt-lookup":
-        return PromptLookup(count)
-    if isinstance(drafter, LanguageModel):
-        require_same_tokenizer(target, drafter)
-        return DraftModel(drafter.decoder, count)
-    if isinstance(drafter, str):
-        raise UserError(
-            f"drafter is {drafter!r}, expected 'prompt-lookup', a loaded model or None"
-        )
-    return drafter

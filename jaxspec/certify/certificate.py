@@ -10,6 +10,7 @@ import numpy as np
 from jaxspec.certify.draws import Bench, Draws
 from jaxspec.certify.identity import Identity, compare_greedy
 from jaxspec.certify.statistics import binomial, chi_square, uniform_scores
+from jaxspec.core.accept import Rule
 from jaxspec.errors import UserError, refuse
 from jaxspec.generator import Generator
 from jaxspec.requests import make_requests
@@ -18,6 +19,7 @@ ACCEPTABLE = 1e-4
 LEAST_VERIFIED = 500
 # A failure is looked at again with so many times the samples, never with another seed.
 SECOND_LOOK = 10
+MOST_MORE = 4
 POSITIONS = 2
 
 OPTION_SETS: dict[str, dict[str, Any]] = {
@@ -143,7 +145,9 @@ def certify(
         UserError: the generator drafts nothing or its rule is lossy by design, or an
             argument is out of range.
     """
-    _check(generator, samples, batch_size)
+    check_request(generator.rule, samples, batch_size)
+    if not generator.drafter.nodes:
+        raise UserError("there is nothing to certify without a drafter; name one")
     ids = [each.ids for each in make_requests(generator.target, prompts)]
     if any(len(prompt) < 2 for prompt in ids):
         raise UserError("a prompt to be continued has one token, expected two or more")
@@ -164,14 +168,10 @@ def certify(
         return {name: _test(name, drawn[name], seed, shares) for name in sets}
 
     tests = examine(OPTION_SETS, samples)
-    # Too few verified drafts stay too few in each sample.
-    doubtful = {
-        name: OPTION_SETS[name]
-        for name, test in tests.items()
-        if any("p =" in failure for failure in test.failures)
-    }
-    if doubtful:
-        tests |= examine(doubtful, SECOND_LOOK * samples)
+    if again := _second_looks(tests, samples):
+        tests |= examine(
+            {name: OPTION_SETS[name] for name in again}, max(again.values())
+        )
     failures = _greedy_failures(identity) + [
         f"{name}: {failure}"
         for name, test in tests.items()
@@ -188,13 +188,16 @@ def certify(
     )
 
 
-def _check(generator: Generator, samples: int, batch_size: int) -> None:
-    if not generator.drafter.nodes:
-        raise UserError("there is nothing to certify without a drafter; name one")
-    if not generator.rule.lossless:
+def check_request(rule: Rule, samples: int, batch_size: int) -> None:
+    """Refuses what needs no model to be refused.
+
+    Raises:
+        UserError: the rule is lossy by design, or a number is out of range.
+    """
+    if not rule.lossless:
         raise UserError(
-            f"rule {generator.rule.name} does not keep the target's distribution, so "
-            "there is nothing to certify; choose another rule"
+            f"rule {rule.name} does not keep the target's distribution, so there is "
+            "nothing to certify; choose another rule"
         )
     values = {"samples": (samples, LEAST_VERIFIED), "batch_size": (batch_size, 1)}
     refuse(
@@ -204,6 +207,23 @@ def _check(generator: Generator, samples: int, batch_size: int) -> None:
             if not isinstance(value, int) or value < least
         ]
     )
+
+
+def _second_looks(tests: Mapping[str, OptionTest], samples: int) -> dict[str, int]:
+    """The option sets to be drawn again from the same seeds on, and how often.
+
+    What failed, and what had somewhat too few verified drafts.
+    """
+    looks = {}
+    for name, test in tests.items():
+        least = min(each.verified for each in test.positions)
+        # With some room, for the share varies.
+        needed = int(1.2 * samples * LEAST_VERIFIED / max(least, 1))
+        if any("p =" in failure for failure in test.failures):
+            looks[name] = SECOND_LOOK * samples
+        elif least < LEAST_VERIFIED and needed <= MOST_MORE * samples:
+            looks[name] = needed
+    return looks
 
 
 def _greedy_failures(identity: Identity) -> list[str]:

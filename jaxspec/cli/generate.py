@@ -5,10 +5,10 @@ import json
 import sys
 from typing import Any
 
+from jaxspec.arguments import check_call
 from jaxspec.cli.options import add_drafting, add_verb, make_generator
 from jaxspec.cli.prompts import as_chat, read_prompts
 from jaxspec.errors import UserError
-from jaxspec.generator import check_call
 from jaxspec.progress import watching
 from jaxspec.results import Result
 from jaxspec.row_options import OPTIONS, check_options
