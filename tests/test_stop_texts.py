@@ -19,7 +19,7 @@ import jaxspec
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.stopping import StopText
 from jaxspec.tokenizer import Tokenizer
-from tests import fakes, tokenizers_made
+from tests import fakes, quick, tokenizers_made
 
 VOCAB, CAPACITY, ROWS, NODES = 400, 64, 4, 8
 PROMPT = 3  # ids; the first of them names the row's script
@@ -71,6 +71,12 @@ class Script:
         rows = jnp.broadcast_to(row, positions.shape)
         hidden = jnp.stack([rows, positions], -1).astype("f4")
         return output._replace(hidden=hidden), scratch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    with quick.generators():
+        yield
 
 
 @pytest.fixture(scope="module")

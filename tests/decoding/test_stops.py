@@ -11,7 +11,6 @@ import pytest
 from jaxspec.batching import pack_sequences
 from jaxspec.core.sampling import Sampling
 from jaxspec.decoding.boundary import emit
-from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import (
     EOS,
     ERROR,
@@ -25,7 +24,7 @@ from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.types import Verdict
-from tests import fakes, runs
+from tests import fakes, quick, runs
 
 VOCAB, NODES, NEW, ROWS, CAPACITY = 12, 4, 24, 16, 40
 TARGET = fakes.TableModel.random(VOCAB, seed=5, scale=2.0, windows=(None,))
@@ -37,12 +36,6 @@ BATCH = runs.Batch(
 )
 # Stands in every row, so that there is one shape of sequences; no text holds it.
 NEVER = [[VOCAB] * 4]
-QUICK = {"xla_backend_optimization_level": 0}
-# Nothing here rests on how well a program is optimised.
-MADE = runs.Programs(
-    jax.jit(prefill, static_argnums=6, compiler_options=QUICK),
-    jax.jit(decode, compiler_options=QUICK),
-)
 PLAIN = Autoregressive()
 ITSELF = DraftModel(TARGET, NODES)
 
@@ -56,7 +49,7 @@ def run_of(drafter, stops=None, batch=BATCH, least=0, eos=(), rule="coupled"):
         stops=pack_sequences(stops, ROWS),
         rule=rule,
     )
-    return runs.generate(TARGET, drafter, batch, MADE)
+    return runs.generate(TARGET, drafter, batch, quick.PROGRAMS)
 
 
 @pytest.fixture(scope="module")
