@@ -139,6 +139,16 @@ def _bias(text: str) -> tuple[int, float]:
         ) from None
 
 
+def _join(pairs: list[tuple[int, float]] | None) -> dict[int, float] | None:
+    """One mapping of the biases given."""
+    if pairs is None:
+        return None
+    joined = dict(pairs)
+    if len(joined) < len(pairs):
+        raise UserError("--logit-bias names an id more than once; give it one bias")
+    return joined
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs `jaxspec generate`; returns the exit code.
 
@@ -154,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     if args.log_probs is not None and not args.json:
         raise UserError("--log-probs are shown with --json only; add it")
     options = {name: getattr(args, name) for name in OPTIONS if name != "logit_bias"}
-    options["logit_bias"] = dict(args.logit_bias) if args.logit_bias else None
+    options["logit_bias"] = _join(args.logit_bias)
     calling = {"batch_size": args.batch_size, "log_probs": args.log_probs}
     # What needs no model is refused before one is fetched.
     check_options(len(prompts), **options)
