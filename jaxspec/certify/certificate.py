@@ -164,8 +164,7 @@ def certify(
 
     def examine(sets: Mapping[str, Any], count: int) -> dict[str, OptionTest]:
         drawn = bench.draw(sets, count, seed, step)
-        shares = identity.delta if generator.rule.shares_noise else None
-        return {name: _test(name, drawn[name], seed, shares) for name in sets}
+        return {name: _test(name, drawn[name], seed, identity.delta) for name in sets}
 
     tests = examine(OPTION_SETS, samples)
     if again := _second_looks(tests, samples):
@@ -238,7 +237,7 @@ def _greedy_failures(identity: Identity) -> list[str]:
     return failures
 
 
-def _test(name: str, draws: Draws, seed: int, delta: float | None) -> OptionTest:
+def _test(name: str, draws: Draws, seed: int, delta: float) -> OptionTest:
     scores = uniform_scores(draws, seed)
     positions = [
         Position(
@@ -251,10 +250,10 @@ def _test(name: str, draws: Draws, seed: int, delta: float | None) -> OptionTest
     ]
     joint = chi_square(scores)
     depths = [_depth(draws, place) for place in range(scores.shape[1])]
-    not_plain = None
-    if delta is not None:
-        differs = draws.tokens != draws.followed.plain
-        not_plain = int((differs & (draws.followed.gap > 2 * delta)).sum())
+    shared, not_plain = draws.followed.shared, None
+    if shared is not None:
+        differs = draws.tokens != shared.plain
+        not_plain = int((differs & (shared.gap > 2 * delta)).sum())
     impossible = int((draws.followed.prob == 0).sum())
     failures = [*_position_failures(positions, joint), *_depth_failures(depths)]
     if impossible:

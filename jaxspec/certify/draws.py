@@ -62,22 +62,21 @@ class Draws(NamedTuple):
         return jax.tree.map(lambda each: each[rows], self)
 
 
-def reach_probs(
-    rule: str, target_probs: Any, draft_probs: Any, agree: Any
-) -> np.ndarray:
+def reach_probs(rule: str, path: Followed, draft_probs: Any) -> np.ndarray:
     """P(at least i accepted | the drafted tokens), for i = 1, 2, ...
 
     `rejection`: every token is accepted by itself, with min(1, p / q). `block`: Sun et
     al. 2024, algorithm 2 (given the first i tokens). `coupled`: by the shared noise.
     """
-    if rule == "coupled":
-        return np.cumprod(agree, axis=1)
-    reach, reached = [], np.ones(len(target_probs))
-    for p, q in zip(np.transpose(target_probs), np.transpose(draft_probs), strict=True):
+    if path.shared is not None:
+        return np.cumprod(np.asarray(path.shared.agree, float), axis=1)
+    reach, reached = [], np.ones(len(draft_probs))
+    ratios = np.asarray(path.prob, float) / np.asarray(draft_probs, float)
+    for ratio in ratios.T:
         if rule == "block":
-            reached = np.minimum(reached * p / q, 1)
+            reached = np.minimum(reached * ratio, 1)
         else:
-            reached = reached * np.minimum(p / q, 1)
+            reached = reached * np.minimum(ratio, 1)
         reach.append(reached)
     return np.stack(reach, axis=1)
 
@@ -167,10 +166,7 @@ class Bench:
         drawn, valid = (
             np.asarray(each)[:, : self._positions] for each in (drawn, valid)
         )
-        rule = self._generator.rule.name
-        reach = reach_probs(
-            rule, np.asarray(path.prob, float), drawn, np.asarray(path.agree, float)
-        )
+        reach = reach_probs(self._generator.rule.name, path, drawn)
         followed = jax.device_get(followed)
         return Draws(followed, emitted, verified, accepted, valid, reached, reach)
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -21,14 +22,23 @@ class Followed(NamedTuple):
     Attributes:
         prob: the token's probability, by all options of its row.
         above: the probability of all likelier ids; equals are ordered by id.
-        agree: the probability that a target which shares the drafter's noise draws the
-            token, given that the drafter has drawn it.
-        plain: what plain decoding draws there with the row's seed.
-        gap: by how much that draw beats the next best, in nats, noise included.
+        shared: None unless the rule shares noise.
     """
 
     prob: Float[Array, "B T"]
     above: Float[Array, "B T"]
+    shared: "Shared | None"
+
+
+class Shared(NamedTuple):
+    """What a target that draws with the drafter's noise does.
+
+    Attributes:
+        agree: the probability that it draws the token, given that the drafter has.
+        plain: what it draws: the token of plain decoding with the row's seed.
+        gap: by how much that draw beats the next best, in nats, noise included.
+    """
+
     agree: Float[Array, "B T"]
     plain: Int[Array, "B T"]
     gap: Float[Array, "B T"]
@@ -53,10 +63,14 @@ def follow(
     def step(state: DecodingState, given: Any):
         token, drawn_from = given
         state, log_probs = _write(model, state, options, token)
-        return state, _view(state, log_probs, token, drawn_from)
+        followed = Followed(*_rank(log_probs, token), None)
+        if options.rule.shares_noise:
+            shared = _share(state, log_probs, token, drawn_from)
+            followed = followed._replace(shared=shared)
+        return state, followed
 
     _, followed = lax.scan(step, state, (tokens.T, draft_log_probs))
-    return Followed(*[each.T for each in followed])
+    return jax.tree.map(jnp.transpose, followed)
 
 
 def _write(model, state, options, token) -> tuple[DecodingState, Float[Array, "B V"]]:
@@ -74,24 +88,25 @@ def _write(model, state, options, token) -> tuple[DecodingState, Float[Array, "B
     return after._replace(cache=cache), verified.log_probs[:, 0]
 
 
-def _view(state, log_probs, token, drawn_from) -> Followed:
-    """`state` is the one after the token, which stands at its last position."""
+def _rank(log_probs, token) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """The token's probability, and that of the ids before it."""
     probs, ids = jnp.exp(log_probs), jnp.arange(log_probs.shape[-1])
     own = at(probs, token)
     is_before = probs > own[:, None]
     is_before |= (probs == own[:, None]) & (ids < token[:, None])
-    position = state.length[:, None] - 1
-    gumbel = noise.shared_gumbels(state.keys, position, log_probs.shape[-1])[:, 0]
-    noisy = log_probs + gumbel
-    plain = sample(log_probs, gumbel)
+    return own, jnp.where(is_before, probs, 0.0).sum(axis=-1)
+
+
+def _share(state, log_probs, token, drawn_from) -> Shared:
+    """`state` is the one after the token, which stands at its last position."""
+    ids, position = jnp.arange(log_probs.shape[-1]), state.length[:, None] - 1
+    gumbel = noise.shared_gumbels(state.keys, position, ids.size)[:, 0]
+    noisy, plain = log_probs + gumbel, sample(log_probs, gumbel)
     rest = jnp.where(ids == plain[:, None], -jnp.inf, noisy).max(axis=-1)
-    return Followed(
-        own,
-        jnp.where(is_before, probs, 0.0).sum(axis=-1),
-        own if drawn_from is None else _agreement(log_probs, drawn_from, token),
-        plain,
-        at(noisy, plain) - rest,
-    )
+    agree = jnp.exp(at(log_probs, token))
+    if drawn_from is not None:
+        agree = _agreement(log_probs, drawn_from, token)
+    return Shared(agree, plain, at(noisy, plain) - rest)
 
 
 def _agreement(target_log_probs, draft_log_probs, token) -> Float[Array, " B"]:

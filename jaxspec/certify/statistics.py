@@ -19,7 +19,7 @@ def uniform_scores(draws: Draws, seed: int) -> np.ndarray:
     target's probabilities: so one test serves any vocabulary and any context.
     """
     share = np.random.default_rng(seed).random(draws.tokens.shape)
-    above, own = (np.asarray(each, float) for each in draws.followed[1::-1])
+    own, above = (np.asarray(each, float) for each in draws.followed[:2])
     return np.clip(above + share * own, 0, np.nextafter(1, 0))
 
 

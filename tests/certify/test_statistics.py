@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from jaxspec.certify.draws import reach_probs
+from jaxspec.certify.plain import Followed, Shared
 from jaxspec.certify.statistics import binomial, chi_square, uniform_scores
 
 SAMPLES = 5000
@@ -94,10 +95,10 @@ def test_certain_events(certain):
 
 def test_reach_of_each_rule_by_hand():
     p, q = np.array([[0.2, 0.9, 0.1]]), np.array([[0.4, 0.3, 0.2]])
-    agree = np.array([[0.5, 0.5, 0.2]])
-    np.testing.assert_allclose(
-        reach_probs("rejection", p, q, agree), [[0.5, 0.5, 0.25]]
-    )
+    alone = Followed(p, p, None)
+    shared = Shared(np.array([[0.5, 0.5, 0.2]]), p, p)
+    close = np.testing.assert_allclose
+    close(reach_probs("rejection", alone, q), [[0.5, 0.5, 0.25]])
     # p_2 = min(.5 * 3, 1) = 1.
-    np.testing.assert_allclose(reach_probs("block", p, q, agree), [[0.5, 1.0, 0.5]])
-    np.testing.assert_allclose(reach_probs("coupled", p, q, agree), [[0.5, 0.25, 0.05]])
+    close(reach_probs("block", alone, q), [[0.5, 1.0, 0.5]])
+    close(reach_probs("coupled", Followed(p, p, shared), q), [[0.5, 0.25, 0.05]])
