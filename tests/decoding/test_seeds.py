@@ -27,7 +27,11 @@ def ids_of(prompts, seeds, new, rule):
     return runs.generate(TARGET, DRAFTER, batch, quick.PROGRAMS).ids
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule",
+    # Of `coupled` tests/exactness has more.
+    [pytest.param(r, marks=pytest.mark.full if r == "coupled" else []) for r in RULES],
+)
 def test_a_seed_gives_the_same_ids_in_any_company_and_place(rule):
     def beside(index, new, seed=SEED, others=(1, 2, 3)):
         prompts, seeds = list(OTHERS), list(others)
