@@ -386,3 +386,32 @@ def by_hand(tokens, stops, include, least):
                 return text[: end if include else start], count
         before = len(text)
     return "".join(tokens), len(tokens)
+
+
+def test_a_sentencepiece_text_is_read_as_it_is_decoded(tmp_path):
+    """Its decoder takes the first space away; a stop is found in what is left."""
+    reader = Tokenizer.from_gguf(tokenizers_made.write_llama_gguf(tmp_path))
+    rng = np.random.default_rng(1)
+    found = 0
+    for _ in range(300):
+        # Pieces, spaces, and bytes of é and of nothing.
+        ids = rng.choice([259, 260, 261, 262, 263, 264, 265, 3 + 0xC3, 3 + 0xA9], 8)
+        ids, stops = (
+            ids.tolist(),
+            [["b ab"], [" a", "é"], ["aab", "c "]][rng.integers(3)],
+        )
+        own = StopText(reader, stops)
+        for token in ids:
+            if own.push(token):
+                break
+        own.finish()
+        wanted = first_stop(reader, ids, stops)
+        if wanted is None:
+            assert not own.is_complete
+            # Bytes that are no text may be marked otherwise.
+            known = reader.decode(ids)
+            assert own.text == known or "\ufffd" in known
+        else:
+            found += 1
+            assert (own.count, own.text) == wanted[:2]
+    assert 50 < found < 250
