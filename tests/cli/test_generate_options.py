@@ -20,7 +20,9 @@ INF = float("inf")
 def model(tmp_path_factory):
     folder = tokenizers_made.write_folder(tmp_path_factory.mktemp("tokenizer"))
     tokenizer = Tokenizer.from_folder(folder)
-    return jaxspec.LanguageModel("tiny", fakes.tiny(1, vocab=VOCAB), tokenizer)
+    return jaxspec.LanguageModel(
+        "tiny", fakes.tiny(1, layers=1, vocab=VOCAB), tokenizer
+    )
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from jaxspec.decoding.state import ERROR, LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
-from tests import fakes, runs
+from tests import fakes, quick, runs
 
 INF, NAN = float("inf"), float("nan")
 VOCAB, NODES, NEW, NEVER = 12, 3, 24, 10**6
@@ -128,7 +128,7 @@ WAYS = {name: GREEDY._replace(temperature=each) for name, each in TEMPERATURES.i
 def plain():
     """What the sound target writes by itself, by temperature."""
     return {
-        name: runs.generate(SOUND, Autoregressive(), batch)
+        name: runs.generate(SOUND, Autoregressive(), batch, quick.PROGRAMS)
         for name, batch in WAYS.items()
     }
 
@@ -153,7 +153,6 @@ FEW = {
     ("draft_model", "block"),
     ("draft_model", "coupled"),
     ("prompt_lookup", "rejection"),
-    ("prompt_lookup", "typical"),
 }
 COMPILED = [("draft_model", "block"), ("without", "rejection")]
 CASES = [
@@ -166,7 +165,9 @@ def run_of(target, name, rule, way, plain, text=None):
     drafter = DRAFTERS[name](way, plain)
     if text is not None and name != "without":
         drafter = dataclasses.replace(drafter, text=text)
-    return runs.generate(target, drafter, WAYS[way]._replace(rule=rule))
+    # What is drafted by a model is compiled in full, as in use.
+    made = runs.SHARED if name == "draft_model" else quick.PROGRAMS
+    return runs.generate(target, drafter, WAYS[way]._replace(rule=rule), made)
 
 
 def assert_ends_in_error(run, clean, place, rows=(BAD,), same=True):
@@ -211,7 +212,7 @@ def test_a_row_without_a_distribution_ends_there_and_alone(plain, name, rule):
 def test_each_fault_ends_plain_decoding_at_its_token(plain, fault):
     for way, place in itertools.product(WAYS, (PROMPT - 1, PROMPT + 3)):
         target = SOUND.broken(fault, place)
-        run = runs.generate(target, Autoregressive(), WAYS[way])
+        run = runs.generate(target, Autoregressive(), WAYS[way], quick.PROGRAMS)
         assert_ends_in_error(run, plain[way], place)
 
 
@@ -317,7 +318,8 @@ class TestWithMoreOptions:
         batch = WAYS[way]._replace(
             options={"logit_bias": bias}, reporting=Reporting(alternatives=2)
         )
-        return runs.generate(target, draft_model(way, plain), batch)
+        drafter = draft_model(way, plain)
+        return runs.generate(target, drafter, batch, quick.PROGRAMS)
 
     @pytest.mark.parametrize("way", WAYS)
     def test_options_that_rule_every_id_out_end_the_row(self, plain, way):
