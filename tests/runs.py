@@ -25,11 +25,16 @@ class Programs(NamedTuple):
     decode: Callable
 
 
-def programs() -> Programs:
+# Compiles in half the time, and runs several times slower.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
+def programs(compiler_options: dict | None = None) -> Programs:
     """Freshly traced programs: for tests that replace a part of the loop."""
+    jit = functools.partial(jax.jit, compiler_options=compiler_options)
     return Programs(
-        jax.jit(lambda *args: prefill(*args), static_argnums=6),
-        jax.jit(lambda *args: decode(*args)),
+        jit(lambda *args: prefill(*args), static_argnums=6),
+        jit(lambda *args: decode(*args)),
     )
 
 
