@@ -5,6 +5,7 @@ differing by row, so that each rule and drafter is one program.
 """
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -106,12 +107,14 @@ def test_coupled_ids_are_those_of_plain_sampling(drafter):
     np.testing.assert_array_equal(coupled.texts, plain.texts)
 
 
+PAIRS = [("rejection", "none"), *itertools.product(LOSSLESS, DRAFTERS)]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "present", [(), TRUNCATIONS], ids=["temperature", "no penalty"]
 )
-@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
-@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize(("rule", "drafter"), PAIRS)
 def test_programs_that_lack_an_option_have_the_law(rule, drafter, present):
     assert_every_law(rule, drafter, present)
 
