@@ -185,15 +185,7 @@ class KVCache:
         count: Int[Array, " B"],
     ) -> "KVCache":
         """Appends the first `count` slots of `path` to each row."""
-        kept = jnp.arange(path.shape[1]) < count[:, None]
-
-        def gather(entries, path):
-            taken = jax.vmap(lambda own, path: jnp.take(own, path, axis=1))(
-                entries, path
-            )
-            # Padding of the write is read with weight 0, which a NaN would outlive.
-            return jnp.where(kept[:, None, :, None], taken, 0)
-
+        gather = jax.vmap(lambda entries, path: jnp.take(entries, path, axis=1))
         parts = self.groups[0][0].shape[1]
         layers = [
             _together(gather(keys, path), gather(values, path), parts)

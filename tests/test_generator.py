@@ -5,9 +5,10 @@ import pytest
 
 import jaxspec
 from jaxspec.batching import chunks, pack, power_of_two
+from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.loading import LanguageModel
 from jaxspec.requests import make_requests
-from tests import fakes
+from tests import fakes, runs
 from tests.executions import counting
 
 IDS = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3], list(range(1, 14))]
@@ -49,11 +50,23 @@ def test_every_drafter_writes_what_the_target_writes(plain, lookup, drafting):
         assert ids_of(generator.generate(IDS, max_new_tokens=40)) == expected
 
 
-def test_a_batch_is_its_rows_one_by_one(drafting):
-    together = ids_of(drafting.generate(IDS, max_new_tokens=20))
-    alone = [drafting.generate(ids, max_new_tokens=20).token_ids for ids in IDS]
+@pytest.mark.parametrize("name", ["plain", "lookup", "drafting"])
+def test_a_batch_is_its_rows_one_by_one(request, name):
+    """With the compiler's own options, under which a copy too few was once made."""
+    generator = request.getfixturevalue(name)
+    together = ids_of(generator.generate(IDS, max_new_tokens=20))
+    alone = [generator.generate(ids, max_new_tokens=20).token_ids for ids in IDS]
     assert together == alone
-    assert ids_of(drafting.generate(IDS, max_new_tokens=20, batch_size=2)) == alone
+    assert ids_of(generator.generate(IDS, max_new_tokens=20, batch_size=2)) == alone
+
+
+@pytest.mark.parametrize("name", ["plain", "lookup", "drafting"])
+def test_the_options_of_the_compiler_change_no_token(request, target, name):
+    generator = request.getfixturevalue(name)
+    for prompts in (IDS, IDS[:1]):
+        batch = runs.Batch(prompts, new=20)
+        expected = runs.generate(target.decoder, Autoregressive(), batch).ids
+        assert ids_of(generator.generate(prompts, max_new_tokens=20)) == expected
 
 
 @pytest.mark.parametrize("count", range(1, 6))

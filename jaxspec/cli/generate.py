@@ -10,6 +10,7 @@ from jaxspec.cli.options import add_drafting, add_verb, make_generator
 from jaxspec.cli.prompts import as_chat, read_prompts
 from jaxspec.errors import UserError
 from jaxspec.progress import watching
+from jaxspec.requests import Prompt
 from jaxspec.results import Result
 from jaxspec.row_options import OPTIONS, check_options
 
@@ -155,10 +156,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a prompt or an option is wrong, or the model cannot be had.
     """
-    if args.prompts is not None:
-        prompts = read_prompts(args.prompts, args.chat)
-    else:
-        prompts = [as_chat(args.prompt) if args.chat else args.prompt]
+    prompts = _prompts(args)
     if args.include_stop and not args.stop:
         raise UserError("--include-stop has no effect without --stop; leave it out")
     if args.log_probs is not None and not args.json:
@@ -180,6 +178,12 @@ def run(args: argparse.Namespace) -> int:
             failed += _warn(result, shown)
             shown += 1
     return 1 if failed else 0
+
+
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    if args.prompts is not None:
+        return read_prompts(args.prompts, args.chat)
+    return [as_chat(args.prompt) if args.chat else args.prompt]
 
 
 def _warn(result: Result, index: int) -> bool:

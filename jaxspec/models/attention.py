@@ -110,11 +110,6 @@ class Attention(nnx.Module):
         def of_each_head(visible):
             return jnp.tile(visible, (group, 1))
 
-        # What a query does not see has weight 0, and 0 times NaN is NaN: a draft token
-        # without a finite value would spoil all the others. Who does see it still gets
-        # NaN, from its key. The cache holds nothing past its length.
-        values = scratch.values[self.layer]
-        values = jnp.where(jnp.isfinite(values), values, 0)
         distance = place.positions[:, None] - scratch.positions
         visible = place.visible & within(self.window, distance)
         flat = queries.shape[:2]
@@ -125,7 +120,7 @@ class Attention(nnx.Module):
         ).add(
             queries,
             scratch.keys[self.layer],
-            values,
+            scratch.values[self.layer],
             of_each_head(visible),
         )
 

@@ -292,8 +292,8 @@ def test_capacity_reaches_the_generator(monkeypatch):
 
 def test_chat_makes_a_user_message():
     args = parse("--chat")
-    assert generate._read_prompts(args) == [[{"role": "user", "content": "x"}]]
-    assert generate._read_prompts(parse()) == ["x"]
+    assert generate._prompts(args) == [[{"role": "user", "content": "x"}]]
+    assert generate._prompts(parse()) == ["x"]
 
 
 @pytest.mark.parametrize("verb", [[], ["generate"], ["demo"], ["fetch"]])

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jaxspec.core.accept import RULES
 from jaxspec.core.report import Reporting
@@ -338,29 +337,3 @@ class TestWithMoreOptions:
             one, other = np.asarray(one)[written], np.asarray(other)[written]
             assert np.isfinite(one).all()
             np.testing.assert_array_equal(one, other)
-
-
-def test_a_refused_token_that_is_no_number_spoils_no_other():
-    """A draft token whose own keys and values are NaN, as of an untrained embedding."""
-    unused, rows = 63, 4
-    target = fakes.tiny(1)
-    weight = target.embed_tokens.weight[...]
-    target.embed_tokens.weight = nnx.Param(weight.at[unused].set(NAN))
-    rng = np.random.default_rng(8)
-    bias = np.zeros((rows, 64), np.float32)
-    bias[:, unused] = -INF
-    batch = runs.Batch(
-        [rng.integers(0, unused, n).tolist() for n in (3, 5, 9, 12)],
-        new=20,
-        options={"logit_bias": bias},
-        capacity=40,
-        chunk=16,
-    )
-    plain = runs.generate(target, Autoregressive(), batch)
-    assert (np.asarray(plain.state.finish) == LENGTH).all()
-    for place in range(6, 24, 3):
-        text = np.array(plain.state.tokens)
-        text[:, place] = unused
-        drafter = fakes.Oracle(PromptLookup(NODES), text)
-        run = runs.generate(target, drafter, batch)
-        assert run.ids == plain.ids
