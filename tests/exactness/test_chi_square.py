@@ -144,7 +144,7 @@ def test_no_threshold_is_a_matter_of_rounding(name):
         texts = longer
 
 
-def test_the_oracle_of_many_rows_is_that_of_one():
+def test_the_oracles_of_many_rows_are_those_of_one():
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (300, VOCAB)).round(1)
     for options in (*tables.KINDS.values(), CASES["everything, and stops"]):
@@ -153,3 +153,13 @@ def test_the_oracle_of_many_rows_is_that_of_one():
             found = oracles.warp_rows(logits, temperature, **given)
             wanted = [oracles.warp(row, temperature, **given) for row in logits]
             np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    case = CASES["everything, and stops"]
+    given = {name: case[name] for name in oracles.ADJUSTMENTS} | {"ends": [4]}
+    for new in (0, 2, 5):
+        texts = rng.integers(0, VOCAB, (300, 4 + new))
+        rows = given | {"logit_bias": tables.bias_row(case["logit_bias"])}
+        found = oracles.adjusted_rows(logits, texts, 4, **rows)
+        pairs = zip(logits, texts.tolist(), strict=True)
+        wanted = [oracles.adjusted(row, t[:4], t[4:], **given) for row, t in pairs]
+        assert np.isneginf(wanted).any()
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
