@@ -42,7 +42,9 @@ class Generator:
 
     A generation is one dispatch for each chunk of prompt and one for all rounds. Prompt
     lengths and capacity are rounded up to powers of two, and every other number is an
-    argument of the compiled program, so another length or value compiles nothing.
+    argument of the compiled program, so another length or value compiles nothing. What
+    does: whether an option is used at all in a batch, `log_probs`, the rule, and more
+    or longer sequences of ids than the power of two at hand holds.
     """
 
     def __init__(
@@ -208,6 +210,7 @@ class Generator:
 
         It runs the program of `generate`, one round a dispatch; options are the same,
         but for `log_probs`. What may be the beginning of a stop text is held back.
+        A row that ends in error ends as any other does: `generate` tells.
         """
         tokenizer = self.target.tokenizer
         if tokenizer is None:

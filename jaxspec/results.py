@@ -27,7 +27,7 @@ class Stats:
     """What speculation did for a row, and how long its batch took.
 
     Attributes:
-        rounds: forward passes of the target after prefill.
+        rounds: forward passes of the target after prefill that emitted a token.
         drafted: draft tokens that were verified.
         accepted: those of them that were accepted and emitted; bonus tokens are not.
         acceptance_rate: accepted / drafted; None if nothing was drafted.

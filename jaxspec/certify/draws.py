@@ -13,7 +13,7 @@ from jaxspec.certify.plain import Followed, follow
 from jaxspec.core.distributions import at
 from jaxspec.core.noise import seed_keys
 from jaxspec.decoding.round import bind_noise, bind_warp
-from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
+from jaxspec.decoding.state import RUNNING, DecodingState, Options
 from jaxspec.generator import Generator
 from jaxspec.programs import Program
 from jaxspec.requests import make_requests
@@ -117,12 +117,14 @@ class Bench:
         self,
         generator: Generator,
         prompts: Sequence[Sequence[int]],
+        option_sets: Mapping[str, Mapping[str, Any]],
         positions: int,
         batch_size: int,
     ):
         """`positions`: tokens drawn after each prompt."""
         self._generator, self._prompts = generator, [list(ids) for ids in prompts]
-        self._positions, self._rows = positions, batch_size
+        self._sets, self._positions = option_sets, positions
+        self._rows = batch_size
         longest = max(map(len, prompts))
         self._capacity = power_of_two(longest + positions, SMALLEST_CAPACITY)
         self._spread, self._peek = Program(spread), Program(peek)
@@ -130,30 +132,34 @@ class Bench:
         self._copy = Program(lambda state: jax.tree.map(jnp.copy, state))
 
     def draw(
-        self,
-        option_sets: Mapping[str, Mapping[str, Any]],
-        samples: int,
-        seed: int,
-        on_batch: Callable[[], None],
+        self, counts: Mapping[str, int], seed: int, on_batch: Callable[[], None]
     ) -> dict[str, Draws]:
-        """So many continuations by each set at least; row i of all has seed + i."""
-        sets, parts = list(option_sets.values()), []
-        batches = -(-samples * len(sets) // self._rows)
-        for batch in range(batches):
-            first = batch * self._rows
-            chosen = [sets[(first + row) % len(sets)] for row in range(self._rows)]
-            prompt = self._prompts[batch % len(self._prompts)]
-            parts.append(self._batch(prompt, chosen, seed + first))
-            on_batch()
-        together = Draws.join(parts)
-        return {
-            name: together.rows(slice(place, None, len(sets)))
-            for place, name in enumerate(option_sets)
-        }
+        """So many continuations by each option set named.
 
-    def _batch(self, prompt: list[int], sets: list, seed: int) -> Draws:
+        Sample i of a set has its own seed and prompt, whatever the counts: a larger
+        count goes on from a smaller one.
+        """
+        parts: dict[str, list[Draws]] = {name: [] for name in counts}
+        for first, prompt in enumerate(self._prompts):
+            samples = range(first, max(counts.values()), len(self._prompts))
+            rows = [(n, i) for i in samples for n in counts if i < counts[n]]
+            prefilled = self._prefill(prompt) if rows else None
+            for begin in range(0, len(rows), self._rows):
+                chosen = rows[begin : begin + self._rows]
+                drawn = self._batch(prompt, prefilled, chosen, seed)
+                for name in counts:
+                    own = [row for row, (its, _) in enumerate(chosen) if its == name]
+                    parts[name].append(drawn.rows(own))
+                on_batch()
+        return {name: Draws.join(each) for name, each in parts.items()}
+
+    def _batch(
+        self, prompt: list[int], prefilled: Any, rows: list[tuple[str, int]], seed: int
+    ) -> Draws:
         model, drafter = self._generator.target.decoder, self._generator.drafter
-        options, state = self._begin(prompt, sets, seed)
+        options, keys = self._options(prompt, rows, seed, self._rows)
+        limit = np.full(self._rows, len(prompt) + self._positions, np.int32)
+        state = self._spread(prefilled, keys, limit)
         # The rounds give their state away.
         begun = self._copy(state)
         drafted, valid, drawn, log_probs = self._peek(model, drafter, begun, options)
@@ -163,39 +169,40 @@ class Bench:
         followed = self._follow(model, begun, options, emitted, None)
         drafted = drafted[:, : self._positions]
         path = self._follow(model, begun, options, drafted, log_probs)
-        drawn, valid = (
-            np.asarray(each)[:, : self._positions] for each in (drawn, valid)
-        )
+        drawn, valid = (np.asarray(e)[:, : self._positions] for e in (drawn, valid))
         reach = reach_probs(self._generator.rule.name, path, drawn)
         followed = jax.device_get(followed)
         return Draws(followed, emitted, verified, accepted, valid, reached, reach)
 
-    def _begin(
-        self, prompt: list[int], sets: list, seed: int
-    ) -> tuple[Options, DecodingState]:
+    def _options(
+        self, prompt: list[int], rows: list[tuple[str, int]], seed: int, size: int
+    ) -> tuple[Options, Any]:
+        """Options and keys of a batch, the last row being repeated to fill it."""
+        rows = rows + rows[-1:] * (size - len(rows))
+        order = list(self._sets)
+        seeds = [seed + i * len(order) + order.index(name) for name, i in rows]
+        names = sorted({name for each in self._sets.values() for name in each})
+        columns = {
+            name: [self._sets[each].get(name, NEUTRAL.get(name)) for each, _ in rows]
+            for name in names
+        }
+        requests = make_requests(
+            self._generator.target, [prompt] * size, seed=seeds, **columns
+        )
+        packed = self._generator.pack_options(requests, size, (), None)
+        return packed, seed_keys(seeds)
+
+    def _prefill(self, prompt: list[int]) -> Any:
         """The state as a round finds it: all of the prompt is fed but its last token.
 
         No token is drawn by prefill, so that every row has the prompt's own draft.
         """
-        generator, rows = self._generator, self._rows
-        names = sorted({name for each in sets for name in each})
-        columns = {
-            name: [each.get(name, NEUTRAL.get(name)) for each in sets] for name in names
-        }
-        columns |= {"max_new_tokens": [self._positions] * rows}
-        requests = make_requests(
-            generator.target, [prompt] * rows, seed=seed, **columns
-        )
-        options = generator.pack_options(requests, rows, (), None)
-        alone = generator.pack_options(requests[:1], 1, (), None)
-        keys = seed_keys([request.seed for request in requests])
-        limit = np.full(rows, len(prompt) + self._positions, np.int32)
-        state = self._prefill(pack(requests[:1], 1, self._capacity), alone)
-        return options, self._spread(state, keys, limit)
-
-    def _prefill(self, prompts: Prompts, options: Options) -> Any:
-        model, drafter = self._generator.target.decoder, self._generator.drafter
-        first, later, _ = self._generator.programs
+        generator = self._generator
+        model, drafter = generator.target.decoder, generator.drafter
+        first, later, _ = generator.programs
+        options, _ = self._options(prompt, [(next(iter(self._sets)), 0)], 0, 1)
+        [request] = make_requests(generator.target, [prompt], max_new_tokens=1)
+        prompts = pack([request], 1, self._capacity)
         fed = prompts._replace(length=prompts.length - 1)
         # The state is made of all the prompt.
         pieces, state = [chunk for chunk, _ in chunks(fed)], prompts

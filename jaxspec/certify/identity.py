@@ -41,10 +41,14 @@ def compare_greedy(
     generator: Generator, prompts: Sequence[Any], max_new_tokens: int, on_prompt: Any
 ) -> Identity:
     """Runs every prompt with both, one at a time."""
-    plain, pairs = Generator(generator.target, capacity=generator.capacity), []
+    plain = Generator(generator.target, capacity=generator.capacity)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "log_probs": COMPARED}
-    for prompt in prompts:
-        pairs.append([g.generate(prompt, **options) for g in (plain, generator)])
+    runs = [
+        each.iterate(prompts, batch_size=1, **options) for each in (plain, generator)
+    ]
+    pairs = []
+    for pair in zip(*runs, strict=True):
+        pairs.append(pair)
         on_prompt()
     shared = [_shared(*pair) for pair in pairs]
     delta = max(

@@ -9,6 +9,8 @@ from jaxspec.certify.draws import Draws
 
 # Fewer expected in a cell, and the chi-square distribution does not hold.
 LEAST_EXPECTED = 5
+# With less the normal distribution has other tails than the sum of events.
+LEAST_VARIANCE = 10
 
 
 def uniform_scores(draws: Draws, seed: int) -> np.ndarray:
@@ -40,11 +42,26 @@ def chi_square(scores: np.ndarray) -> float:
 def binomial(happened: np.ndarray, probs: np.ndarray) -> float:
     """Whether events happened as often as their probabilities say: a p-value.
 
-    By the normal approximation of their sum, corrected for continuity.
+    By the normal approximation of their sum, corrected for continuity; where nearly all
+    are certain, by the Poisson distribution of the rare outcome.
     """
-    excess = abs(happened.sum() - probs.sum())
     deviation = math.sqrt((probs * (1 - probs)).clip(0).sum())
-    off = max(excess - 0.5, 0.0)
-    if off == 0.0:
-        return 1.0
-    return math.erfc(off / max(deviation, 1e-9) / math.sqrt(2))
+    if deviation**2 < LEAST_VARIANCE:
+        if probs.sum() > probs.size / 2:
+            happened, probs = ~happened.astype(bool), (1 - probs).clip(0)
+        return _poisson(int(happened.sum()), float(probs.sum()))
+    off = max(abs(happened.sum() - probs.sum()) - 0.5, 0.0)
+    return math.erfc(off / deviation / math.sqrt(2))
+
+
+def _poisson(count: int, mean: float) -> float:
+    """The two-sided p-value of so many rare events."""
+    if mean <= 0:
+        return float(count == 0)
+    terms = [
+        math.exp(i * math.log(mean) - mean - math.lgamma(i + 1))
+        for i in range(count + 1)
+    ]
+    at_most = sum(terms)
+    at_least = 1 - sum(terms[:-1])
+    return min(1.0, 2 * max(min(at_most, at_least), 0.0))

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.certify import Certificate, certify
-from jaxspec.certify.certificate import LEAST_VERIFIED, OptionTest, check_request
+from jaxspec.certify.certificate import check_request
+from jaxspec.certify.report import LEAST_VERIFIED, OptionTest
 from jaxspec.cli.options import DEFAULT_RULE, add_drafting, add_verb, make_generator
 from jaxspec.cli.prompts import read_prompts
 from jaxspec.core.accept import RULES
 from jaxspec.errors import UserError
 from jaxspec.progress import watching
 from jaxspec.requests import Prompt
-from jaxspec.row_options import check_options
 
 # They repeat themselves, so that prompt lookup has work.
 REPEATING = [
@@ -28,7 +28,7 @@ PROMPTS = [
 ]
 
 _EPILOG = """\
-What is tested, through the programs that `jaxspec generate` runs:
+What is tested, through the production loop, in float32:
   greedy      ids against plain decoding; a first difference is allowed only where the
               two likeliest ids lie within 2 delta, delta being the largest change of a
               log-probability between forwards of one and of k + 1 tokens
@@ -40,8 +40,9 @@ What is tested, through the programs that `jaxspec generate` runs:
 
 With the default model it takes some five minutes on two CPU cores.
 
-A test fails at p <= 1e-4, after a second look with ten times the samples. A position
-where fewer than 500 draft tokens were verified is untested, and fails.
+What has p <= 1e-3 is looked at again with ten times the samples, and fails at
+p <= 1e-4. A position where fewer than 500 draft tokens were verified is untested, and
+fails; so is a run in which fewer than 50 were refused.
 
 With --json stdout has one object. The exit code is 0 if all passed, 1 if not.
 
@@ -96,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
     if args.drafter == "none":
         raise UserError("there is nothing to certify with --drafter none")
     rule = RULES[args.rule or DEFAULT_RULE]
-    check_request(rule, args.samples, args.batch_size)
-    check_options(1, max_new_tokens=args.max_new_tokens)
+    numbers = args.samples, args.max_new_tokens, args.batch_size, args.seed
+    check_request(rule, args.dtype, *numbers)
     repeating: list[Prompt] = list(REPEATING)
     prompts: list[Prompt] = list(PROMPTS)
     if args.prompts is not None:
@@ -133,8 +134,7 @@ def _print(certificate: Certificate) -> None:
     console = Console(highlight=False)
     identity = certificate.identity
     console.print(
-        f"{certificate.target}, rule {certificate.rule}, {certificate.dtype}, "
-        f"jax {certificate.jax}"
+        f"{certificate.target}, rule {certificate.rule}, float32, jax {certificate.jax}"
     )
     console.print(
         f"greedy: {identity.prompts} prompts, {identity.tokens} tokens the same, "

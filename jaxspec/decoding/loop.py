@@ -60,10 +60,10 @@ def decode_round(
     draft, drafting = drafter.propose(target, state.drafter, context, noise.draft)
     output, scratch, verified = verify(target, drafter, draft, state, options)
     draft = drop_unusable(draft, verified.unusable)
-    verdict = options.rule.decide(
-        verified.log_probs, draft, noise.accept(drafter.nodes, drafter.depth)
-    )
-    next_token = sample(verdict.next_log_probs, noise.next_token(verdict.count - 1))
+    accepting = noise.accept(drafter.nodes, drafter.depth)
+    verdict = options.rule.decide(verified.log_probs, draft, accepting)
+    last = noise.next_token(verdict.count - 1, accepting)
+    next_token = sample(verdict.next_log_probs, last)
     emitted = emitted_tokens(draft, verdict, next_token)
     reported = report_round(state, options, verified, verdict.path, emitted)
     failed = at_last(verified.unusable, verdict)
@@ -128,7 +128,8 @@ def _first_token(model, state, options) -> DecodingState:
     no_path = root[:, :, None][..., :0]
     log_probs, unusable = target_distribution(state, options, logits, no_path, root)
     noise = bind_noise(state, options, logits.shape[-1])
-    token = sample(log_probs[:, 0], noise.next_token(root[:, 0]))[:, None]
+    drawing = noise.next_token(root[:, 0], noise.accept(0, 0))
+    token = sample(log_probs[:, 0], drawing)[:, None]
     verdict = Verdict(root, root[:, 0] + 1, log_probs[:, 0])
     verified = Verified(log_probs, unusable, logits, no_path, root)
     reported = report_round(state, options, verified, root, token)

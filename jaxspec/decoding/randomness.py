@@ -38,10 +38,15 @@ class Randomness(NamedTuple):
         slots = jnp.broadcast_to(jnp.arange(1, nodes + 1), (rows, nodes))
         return noise.uniforms(self.keys, self.length, slots, noise.ACCEPT)
 
-    def next_token(self, accepted: Int[Array, " B"]) -> Float[Array, "B V"]:
-        """Of the token after so many accepted ones."""
-        position = (self.length + accepted)[:, None]
-        return self._draw(noise.NEXT_TOKEN, jnp.zeros_like(position), position)[:, 0]
+    def next_token(
+        self, accepted: Int[Array, " B"], accepting: Array
+    ) -> Float[Array, "B V"]:
+        """Of the token after the accepted ones; `accepting` is what the rule took."""
+        if self.shared:
+            at = accepted[:, None, None]
+            return jnp.take_along_axis(accepting, at, axis=1)[:, 0]
+        root = jnp.zeros((accepted.shape[0], 1), jnp.int32)
+        return self._draw(noise.NEXT_TOKEN, root, self.length[:, None])[:, 0]
 
     def _draw(self, purpose, slots, positions) -> Float[Array, "B m V"]:
         def draw():

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.cache import Scratch, run_rows
 from jaxspec.core import tree
 from jaxspec.core.adjust import adjust
-from jaxspec.core.distributions import arg_max, one_hot_log
+from jaxspec.core.distributions import arg_max, log_softmax, one_hot_log
 from jaxspec.core.report import LogProbs, report
 from jaxspec.core.warp import warp
 from jaxspec.decoding.randomness import Randomness
@@ -171,9 +171,12 @@ def report_round(
     """The log-probabilities of tokens drawn from `slots`, if anybody asks."""
     if options.reporting is None or verified.logits is None:
         return None
-    warped = bind_warp(state, options)(
-        verified.logits, verified.path_tokens, verified.path_count
+    adjusted = _adjust(
+        state, options, verified.logits, verified.path_tokens, verified.path_count
     )
+    greedy = options.sampling.greedy[:, None, None]
+    # To the rule a greedy row is one-hot: it is reported as before the arg-max.
+    warped = jnp.where(greedy, log_softmax(adjusted), verified.log_probs)
     return report(options.reporting, verified.logits, warped, slots, tokens)
 
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.cache import KVCache
 from jaxspec.certify import certificate, certify
-from jaxspec.certify.certificate import ACCEPTABLE, OPTION_SETS, SECOND_LOOK
-from jaxspec.core import accept
+from jaxspec.certify.certificate import OPTION_SETS, SECOND_LOOK, TOGETHER
+from jaxspec.certify.identity import compare_greedy
+from jaxspec.certify.report import ACCEPTABLE, OptionTest, Position, failures_of
+from jaxspec.core import accept, adjust
 from jaxspec.loading import LanguageModel
 from tests import fakes
 
@@ -54,7 +57,7 @@ def test_a_draft_model_is_certified(target, near, rule):
     assert found.identity.differences == 0
     assert found.identity.verified > 50
     assert 0 < found.identity.delta < 1e-4
-    assert {test.options for test in found.tests} == set(OPTION_SETS)
+    assert [test.options for test in found.tests] == [*OPTION_SETS, TOGETHER]
     for test in found.tests:
         assert test.samples >= SAMPLES
         for position, depth in zip(test.positions, test.depths, strict=True):
@@ -82,7 +85,7 @@ def test_a_wrong_rule_fails_every_kind_of_test(target, near):
     for part in ("position 1 has not", "together have not", "of the first rounds"):
         assert part in words
     for test in found.tests:
-        assert min(each.p_value for each in test.positions) < ACCEPTABLE
+        assert test.smallest_p_value < ACCEPTABLE
         # It was looked at again before it was failed.
         assert test.samples >= SECOND_LOOK * SAMPLES
 
@@ -97,6 +100,60 @@ def test_a_rule_that_changes_greedy_ids_fails(target, near, monkeypatch):
     wrong = with_rule(jaxspec.Generator(target, near, draft_tokens=2), never)
     failures = examine(wrong).failures
     assert any("greedy: 2 of 2 prompts" in failure for failure in failures)
+
+
+def from_the_target(log_probs, draft, uniforms):
+    """Draws from the target itself after a refusal."""
+    verdict = accept.rejection(log_probs, draft, uniforms)
+    place = (verdict.count - 1)[:, None, None]
+    own = jnp.take_along_axis(log_probs, place, axis=1)[:, 0]
+    return verdict._replace(next_log_probs=own)
+
+
+def one_uniform(log_probs, draft, uniforms):
+    return accept.rejection(
+        log_probs, draft, jnp.broadcast_to(uniforms[:, :1], uniforms.shape)
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("wrong", [from_the_target, one_uniform])
+def test_a_small_fault_is_found_in_all_options_together(target, near, wrong):
+    generator = with_rule(jaxspec.Generator(target, near, draft_tokens=3), wrong)
+    failures = examine(generator).failures
+    assert any(failure.startswith(TOGETHER) for failure in failures)
+
+
+@pytest.mark.full
+def test_penalties_without_the_path_are_found(target, near, monkeypatch):
+    def nothing(path_tokens, path_count, vocabulary):
+        return jnp.zeros((*path_count.shape, vocabulary), jnp.int32)
+
+    monkeypatch.setattr(adjust, "path_counts", nothing)
+    failures = examine(jaxspec.Generator(target, near, draft_tokens=3)).failures
+    assert any(failure.startswith("penalties") for failure in failures)
+
+
+def test_a_cache_that_commits_the_wrong_keys_excuses_nothing(target, near, monkeypatch):
+    """The change that the fault makes is no delta to excuse it with."""
+    commit = KVCache.commit
+
+    def first_slot(self, scratch, path, count):
+        wrong = path if path.shape[1] > 8 else jnp.zeros_like(path)
+        return commit(self, scratch, wrong, count)
+
+    monkeypatch.setattr(KVCache, "commit", first_slot)
+    identity = compare_greedy(
+        jaxspec.Generator(target, near, draft_tokens=3), PROMPTS, 64, lambda: None
+    )
+    assert identity.tokens < 128
+    words = " ".join(failures_of(identity, [_sound()]))
+    assert "no rounding of float32" in words or "not at a near tie" in words
+
+
+def _sound():
+    """A test that nothing is wrong with."""
+    return OptionTest("", 1000, [Position(1, 1000, 500, 0.5)], 0.5, [], 0, None)
 
 
 @pytest.mark.full
@@ -115,7 +172,7 @@ def test_what_drafts_too_little_is_untested(target):
     generator = jaxspec.Generator(target, "prompt-lookup", draft_tokens=3)
     found = certify(generator, PROMPTS, [[1, 2, 3, 4]], samples=SAMPLES, batch_size=64)
     assert not found.passed
-    assert all("untested" in failure for failure in found.failures)
+    assert all("untested" in failure for failure in found.failures[1:])
     assert found.to_json()["passed"] is False
 
 
@@ -130,5 +187,15 @@ def test_nothing_to_certify_is_refused(target, near):
         certify(generator, PROMPTS, REPEATING, samples=100, batch_size=0)
     for part in ("samples is 100, expected a whole number from 500", "batch_size is 0"):
         assert part in str(error.value)
-    with pytest.raises(jaxspec.UserError, match="has one token"):
+    with pytest.raises(jaxspec.UserError, match="has 1 tokens, expected 2 to 510"):
         certify(generator, PROMPTS, [[4]])
+    with pytest.raises(jaxspec.UserError, match="no prompts"):
+        certify(generator, [], REPEATING)
+    for name, value in (("seed", -1), ("seed", 2**64 - 5), ("max_new_tokens", 0)):
+        with pytest.raises(jaxspec.UserError, match=f"{name} is"):
+            certify(generator, PROMPTS, REPEATING, **{name: value})
+    half = jaxspec.Generator(
+        LanguageModel("half", fakes.tiny(1, dtype=jnp.bfloat16)), "prompt-lookup"
+    )
+    with pytest.raises(jaxspec.UserError, match="bfloat16, expected float32"):
+        examine(half)

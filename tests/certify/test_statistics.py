@@ -93,6 +93,15 @@ def test_certain_events(certain):
     assert binomial(probs < 0.5, probs) < 1e-12
 
 
+def test_one_rare_event_is_no_wonder():
+    probs = np.full(640, 1 - 1e-5)
+    happened = np.ones(640, bool)
+    assert binomial(happened, probs) == 1.0
+    happened[3] = False
+    exact = stats.binomtest(1, 640, 1e-5, alternative="greater").pvalue
+    assert binomial(happened, probs) == pytest.approx(2 * exact, rel=0.01)
+
+
 def test_reach_of_each_rule_by_hand():
     p, q = np.array([[0.2, 0.9, 0.1]]), np.array([[0.4, 0.3, 0.2]])
     alone = Followed(p, p, None)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxspec.certify.certificate import OPTION_SETS
+from jaxspec.certify.certificate import OPTION_SETS, TOGETHER
 from jaxspec.cli.certify import PROMPTS
 from tests.cli.test_generate import assert_refused, jaxspec_command, write_model
 
@@ -34,9 +34,13 @@ def test_a_good_pair_gets_one_json_object_and_exit_code_0(model_path, draft_path
     assert report["identity"]["prompts"] == len(PROMPTS)
     assert report["identity"]["differences"] == 0
     assert 0 < report["identity"]["delta"] < report["identity"]["smallest_gap"]
-    assert [test["options"] for test in report["tests"]] == list(OPTION_SETS)
+    assert [test["options"] for test in report["tests"]] == [
+        *OPTION_SETS,
+        TOGETHER,
+    ]
     for test in report["tests"]:
         assert [each["verified"] >= 500 for each in test["positions"]] == [True] * 2
+    assert report["tests"][-1]["samples"] == 500 * len(OPTION_SETS)
 
 
 def test_what_is_untested_is_named_in_the_table_and_gives_exit_code_1(model_path):
@@ -59,6 +63,9 @@ def test_what_is_untested_is_named_in_the_table_and_gives_exit_code_1(model_path
         (("--batch-size", "0"), "batch_size is 0"),
         (("--prompts", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--rule", "magic"), "magic"),
+        (("--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("--seed", "-1"), "seed is -1"),
+        (("--dtype", "bfloat16"), "dtype is bfloat16, expected float32"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(model_path, arguments, part):
