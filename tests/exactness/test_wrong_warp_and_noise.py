@@ -98,7 +98,7 @@ class ByPosition(Randomness):
         place = self.length[:, None] + jnp.arange(nodes)
         return noise.uniforms(self.keys, 0 * self.length, place, noise.ACCEPT)
 
-    def next_token(self, accepted):
+    def next_token(self, accepted, accepting):
         place = (self.length + accepted)[:, None]
         return self._by_place(place, noise.NEXT_TOKEN)[:, 0]
 
@@ -164,6 +164,10 @@ class ApartOnAcceptance(Randomness):
         place = self.length[:, None] + jnp.arange(depth + 1)
         size = self.vocabulary
         return noise.gumbels(self.keys, 0 * self.length, place, noise.ACCEPT, size)
+
+    def next_token(self, accepted, accepting):
+        shared = super().accept(nodes=0, depth=accepting.shape[1] - 1)
+        return super().next_token(accepted, shared)
 
 
 COUPLED_CONTROLS = {
