@@ -1,14 +1,12 @@
 """What a generator and a call are given, checked before any compute."""
 
-import math
-from typing import Any
-
 from jaxspec.core.accept import RULES, Rule
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel, require_same_tokenizer
+from jaxspec.row_options import is_whole
 from jaxspec.types import Drafter
 
 MOST_ALTERNATIVES = 100
@@ -21,19 +19,14 @@ def check_call(*, batch_size: int | None, log_probs: int | None) -> None:
         UserError: names the values.
     """
     faults = []
-    if batch_size is not None and not _is_whole(batch_size, 1, math.inf):
+    if batch_size is not None and not is_whole(batch_size, 1):
         faults.append(f"batch_size is {batch_size!r}, expected a whole number over 0")
-    if log_probs is not None and not _is_whole(log_probs, 0, MOST_ALTERNATIVES):
+    if log_probs is not None and not is_whole(log_probs, 0, MOST_ALTERNATIVES):
         faults.append(
             f"log_probs is {log_probs!r}, expected a whole number from 0 to "
             f"{MOST_ALTERNATIVES}, or None"
         )
     refuse(faults)
-
-
-def _is_whole(value: Any, least: int, most: float) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and least <= value <= most
 
 
 def find_rule(name: str) -> Rule:

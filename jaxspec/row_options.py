@@ -36,6 +36,11 @@ def _number(default: Any, least: float, most: float, expected: str) -> Option:
     return Option(default, _in_range((int, float), least, most), expected, _is_list)
 
 
+def is_whole(value: Any, least: float, most: float = math.inf) -> bool:
+    """Whether a value is an int, and no bool, in a range."""
+    return _in_range(int, least, most)(value)
+
+
 def _whole(default: Any, least: float, most: float, expected: str) -> Option:
     return Option(default, _in_range(int, least, most), expected, _is_list)
 

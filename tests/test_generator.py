@@ -52,7 +52,7 @@ def test_every_drafter_writes_what_the_target_writes(plain, lookup, drafting):
 
 @pytest.mark.parametrize("name", ["plain", "lookup", "drafting"])
 def test_a_batch_is_its_rows_one_by_one(request, name):
-    """With the compiler's own options, under which a copy too few was once made."""
+    """With the compiler's own options, under which plain batches once went wrong."""
     generator = request.getfixturevalue(name)
     together = ids_of(generator.generate(IDS, max_new_tokens=20))
     alone = [generator.generate(ids, max_new_tokens=20).token_ids for ids in IDS]

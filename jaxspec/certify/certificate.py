@@ -21,7 +21,7 @@ from jaxspec.core.accept import Rule
 from jaxspec.errors import UserError, refuse
 from jaxspec.generator import Generator
 from jaxspec.requests import make_requests
-from jaxspec.row_options import OPTIONS
+from jaxspec.row_options import OPTIONS, is_whole
 
 # What is doubtful is looked at again with so many times the samples, those of the first
 # look among them.
@@ -140,7 +140,7 @@ def check_request(
     faults = [
         f"{name} is {value!r}, expected a whole number from {least} on"
         for name, (value, least) in values.items()
-        if not isinstance(value, int) or value < least
+        if not is_whole(value, least)
     ]
     # Every sample of every look has a seed of its own.
     if not faults and not (

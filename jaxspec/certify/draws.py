@@ -10,6 +10,7 @@ import numpy as np
 from jaxspec.batching import chunks, pack, power_of_two
 from jaxspec.cache import KVCache
 from jaxspec.certify.plain import Followed, follow
+from jaxspec.core.analytics import block_reach_probs
 from jaxspec.core.distributions import at
 from jaxspec.core.noise import seed_keys
 from jaxspec.decoding.round import bind_noise, bind_warp
@@ -70,15 +71,10 @@ def reach_probs(rule: str, path: Followed, draft_probs: Any) -> np.ndarray:
     """
     if path.shared is not None:
         return np.cumprod(np.asarray(path.shared.agree, float), axis=1)
-    reach, reached = [], np.ones(len(draft_probs))
     ratios = np.asarray(path.prob, float) / np.asarray(draft_probs, float)
-    for ratio in ratios.T:
-        if rule == "block":
-            reached = np.minimum(reached * ratio, 1)
-        else:
-            reached = reached * np.minimum(ratio, 1)
-        reach.append(reached)
-    return np.stack(reach, axis=1)
+    if rule == "block":
+        return np.asarray(block_reach_probs(ratios), float)
+    return np.cumprod(np.minimum(ratios, 1), axis=1)
 
 
 def spread(state: DecodingState, keys: Any, limit: Any) -> DecodingState:

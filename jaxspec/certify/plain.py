@@ -13,7 +13,7 @@ from jaxspec.decoding.boundary import emit
 from jaxspec.decoding.round import verify
 from jaxspec.decoding.state import DecodingState, Options
 from jaxspec.drafters.autoregressive import Autoregressive
-from jaxspec.types import Draft, Model, Target, Verdict
+from jaxspec.types import Model, Target, Verdict
 
 
 class Followed(NamedTuple):
@@ -76,9 +76,8 @@ def follow(
 def _write(model, state, options, token) -> tuple[DecodingState, Float[Array, "B V"]]:
     """One round of plain decoding, the token being given."""
     rows = token.shape[0]
-    empty = jnp.zeros((rows, 0), jnp.int32)
-    draft = Draft(empty, empty, empty.astype(bool))
     plain, target = Autoregressive(), Target(model, state.cache)
+    draft = plain.empty(rows)
     _, scratch, verified = verify(target, plain, draft, state, options)
     path = jnp.zeros((rows, 1), jnp.int32)
     verdict = Verdict(path, path[:, 0] + 1, verified.log_probs[:, 0])

@@ -20,5 +20,9 @@ class Autoregressive(Stateless):
         self, target: Target, state: State, context: Context, noise: Noise
     ) -> tuple[Draft, State]:
         """An empty draft."""
-        empty = jnp.zeros((context.tokens.shape[0], 0), jnp.int32)
-        return Draft(empty, empty, empty.astype(bool)), state
+        return self.empty(context.tokens.shape[0]), state
+
+    def empty(self, rows: int) -> Draft:
+        """The draft of every round."""
+        none = jnp.zeros((rows, 0), jnp.int32)
+        return Draft(none, none, none.astype(bool))
