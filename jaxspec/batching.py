@@ -18,6 +18,17 @@ LARGEST_CHUNK = 512
 SMALLEST_CHUNK = 16
 EOS_SLOTS = 8
 SEQUENCE_SLOTS = 4
+# What each option of numbers is in a row that does not use it.
+NEUTRAL: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_new_tokens": 0,
+}
 
 
 def power_of_two(size: int, smallest: int) -> int:
@@ -42,24 +53,19 @@ def pack(requests: Sequence[Request], rows: int, capacity: int) -> Prompts:
 def pack_sampling(requests: Sequence[Request], rows: int, vocabulary: int) -> Sampling:
     """The sampling options of a batch; inert rows are greedy."""
 
-    def column(name: str, dtype, idle):
+    def column(name: str):
         values = [getattr(request, name) for request in requests]
         if values[0] is None:
             return None
+        idle = NEUTRAL[name]
+        dtype = np.int32 if isinstance(idle, int) else np.float32
         padded: Any = np.array(values + [idle] * (rows - len(values)), dtype)
         return padded
 
     return Sampling(
-        temperature=column("temperature", np.float32, 0.0),  # pyright: ignore
-        top_k=column("top_k", np.int32, 0),
-        top_p=column("top_p", np.float32, 1.0),
-        min_p=column("min_p", np.float32, 0.0),
+        **{name: column(name) for name in NEUTRAL},  # pyright: ignore
         logit_bias=_pack_bias(requests, rows, vocabulary),
-        repetition_penalty=column("repetition_penalty", np.float32, 1.0),
-        presence_penalty=column("presence_penalty", np.float32, 0.0),
-        frequency_penalty=column("frequency_penalty", np.float32, 0.0),
         banned=pack_sequences([each.banned_sequences for each in requests], rows),
-        min_new_tokens=column("min_new_tokens", np.int32, 0),
     )
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.batching import chunks, pack, power_of_two
+from jaxspec.batching import NEUTRAL, chunks, pack, power_of_two
 from jaxspec.cache import KVCache
 from jaxspec.certify.plain import Followed, follow
 from jaxspec.core.analytics import block_reach_probs
@@ -21,15 +21,6 @@ from jaxspec.requests import make_requests
 from jaxspec.types import Context, Target
 
 SMALLEST_CAPACITY = 64
-# What an option is where a row of the batch does not use it.
-NEUTRAL = {
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
 
 
 class Draws(NamedTuple):
@@ -179,7 +170,7 @@ class Bench:
         seeds = [seed + i * len(order) + order.index(name) for name, i in rows]
         names = sorted({name for each in self._sets.values() for name in each})
         columns = {
-            name: [self._sets[each].get(name, NEUTRAL.get(name)) for each, _ in rows]
+            name: [self._sets[each].get(name, NEUTRAL[name]) for each, _ in rows]
             for name in names
         }
         requests = make_requests(
