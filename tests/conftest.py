@@ -1,8 +1,10 @@
 """Fixtures of the whole test run: small random models and one plain run of them."""
 
+import gc
 import os
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,6 +22,19 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and os.environ.get("JAXSPEC_NO_SKIPS"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped under JAXSPEC_NO_SKIPS"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_freed():
+    """Drops what a module compiled once its other fixtures are gone.
+
+    An executable of XLA's CPU backend holds dozens of memory maps. All modules' together
+    pass the 65,530 that Linux grants a process by default, and the compiler then ends
+    in a segmentation fault.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

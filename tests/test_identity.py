@@ -59,6 +59,7 @@ def smollm2():
     return jaxspec.load("smollm2-135m-instruct")
 
 
+@pytest.mark.full
 def test_smollm2_with_prompt_lookup(smollm2):
     plain = jaxspec.Generator(smollm2).generate(PROMPTS, max_new_tokens=48)
     lookup = jaxspec.Generator(smollm2, "prompt-lookup", draft_tokens=4)

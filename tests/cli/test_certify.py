@@ -43,6 +43,7 @@ def test_a_good_pair_gets_one_json_object_and_exit_code_0(model_path, draft_path
     assert report["tests"][-1]["samples"] == 500 * len(OPTION_SETS)
 
 
+@pytest.mark.full
 def test_what_is_untested_is_named_in_the_table_and_gives_exit_code_1(model_path):
     """A random model does not go on as its prompt repeats, so the lookup finds no more
     than the prompt's own draft."""
