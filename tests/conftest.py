@@ -28,9 +28,9 @@ def pytest_runtest_makereport(item, call):
 def programs_are_freed():
     """Drops what a module compiled once its other fixtures are gone.
 
-    An executable of XLA's CPU backend holds dozens of memory maps. All modules' together
-    pass the 65,530 that Linux grants a process by default, and the compiler then ends
-    in a segmentation fault.
+    An executable of XLA's CPU backend holds dozens of memory maps. All modules'
+    together pass the 65,530 that Linux grants a process by default, and the compiler
+    then ends in a segmentation fault.
     """
     yield
     jax.clear_caches()

@@ -2,7 +2,8 @@
 
 A rule never draws: it is given its noise, so that it can be checked by hand and
 integrated exactly. The last token is drawn apart, from the `next_log_probs` it returns.
-All rules are of chains: node i hangs on slot i.
+A rule's `depth` is that of the tree which the draft is; without it the draft is a
+chain, in which node i hangs on slot i.
 """
 
 import dataclasses
@@ -10,10 +11,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-from jaxspec.core.distributions import at, one_hot_log, residual_log_probs, sample
+from jaxspec.core import tree
+from jaxspec.core.block import block
+from jaxspec.core.distributions import sample
+from jaxspec.core.refusal import after_refusals, at_nodes, draft_probs, row
+from jaxspec.core.siblings import try_in_turn
 from jaxspec.types import Draft, Verdict
 
 # Cai et al. 2024: a token is typical above 0.09, or above 0.3 exp(-entropy).
@@ -24,55 +28,40 @@ def rejection(
     target_log_probs: Float[Array, "B N+1 V"],
     draft: Draft,
     uniforms: Float[Array, "B N"],
+    depth: int | None = None,
 ) -> Verdict:
-    """Speculative sampling of a chain: the output has the target's distribution.
+    """Speculative sampling: the output has the target's distribution.
 
     Accepts draft token x with probability min(1, target(x) / draft(x)); at the first
     rejection the next token comes from the residual, after none from the target.
     Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2. A greedy row is
     the case of a one-hot target: a token is then accepted iff it is the arg-max.
+
+    On a tree the children of a slot are tried in their order, each by the residual
+    that the refused ones before it have left, and by the draft without their ids.
+    Miao et al. 2024 (SpecInfer), algorithm 2; Jeon et al. 2024 (Recursive speculative
+    decoding), section 3.2, for children drawn without replacement.
     """
-    target_probs = jnp.exp(at(target_log_probs[:, :-1], draft.tokens))
-    draft_probs = _probs_of_drawn(draft)
+    if draft.log_probs is not None and depth not in (None, draft.tokens.shape[1]):
+        accepted, following = try_in_turn(target_log_probs, draft, uniforms)
+        path, count = tree.longest_path(draft.parents, accepted, depth)
+        return Verdict(path, count + 1, following)
+    earlier = tree.earlier_siblings(draft.parents)
+    target_probs, left = _certain_children(target_log_probs, draft, earlier)
     # Strict: a token that the target rules out is refused even where u is exactly 0.
-    accepted = _leading((uniforms * draft_probs < target_probs) & draft.valid)
-    return _verdict(draft, accepted, _after(target_log_probs, draft, accepted))
-
-
-def block(
-    target_log_probs: Float[Array, "B N+1 V"],
-    draft: Draft,
-    uniforms: Float[Array, "B N"],
-) -> Verdict:
-    """Block verification of a chain: the output has the target's distribution.
-
-    Decides on whole prefixes: of n draft tokens the longest prefix i is kept for which
-    u_i < S_i / (S_i + 1 - p_i), where p_i = min(1, p_{i-1} target(x_i) / draft(x_i)),
-    p_0 = 1, S_i is the sum of max(0, p_i target - draft) over what follows prefix i,
-    and S_n = p_n. The next token comes from that positive part. In expectation a block
-    keeps no fewer tokens than under `rejection`. Sun et al. 2024, algorithm 2.
-
-    A draft ends before a node that is invalid or was drawn from NaN.
-    """
-    ratios = _prefix_ratios(target_log_probs, draft)
-    excess = _prefix_excess(target_log_probs, draft, ratios[:, :-1])
-    # One NaN in a row makes its sum NaN: the draft ends there, nothing was refused.
-    usable = jnp.cumprod(draft.valid & ~jnp.isnan(excess), axis=-1).astype(bool)
-    kept = ratios[:, 1:]
-    share = jnp.where(_next_column(usable), _next_column(excess), kept)
-    # Strict as in `rejection`. The fraction has the limit 1 at p = 1 even if S is 0,
-    # where the product would refuse.
-    accept = (uniforms * (share + (1 - kept)) < share) | (kept >= 1)
-    lengths = jnp.arange(1, kept.shape[1] + 1, dtype=jnp.int32)
-    accepted = jnp.where(accept & usable, lengths, 0).max(axis=-1, initial=0)
-    following = _after(target_log_probs, draft, accepted, at(ratios, accepted))
-    return _verdict(draft, accepted, following)
+    accepted = uniforms * draft_probs(draft) * left < target_probs
+    accepted &= draft.valid
+    accepted &= ~(earlier & accepted[:, None, :]).any(axis=-1)
+    path, count = _longest_path(draft, accepted, depth)
+    last = jnp.take_along_axis(path, count[:, None], axis=1)[:, 0]
+    return Verdict(path, count + 1, after_refusals(target_log_probs, draft, last))
 
 
 def coupled(
     target_log_probs: Float[Array, "B N+1 V"],
     draft: Draft,
     gumbel: Float[Array, "B depth+1 V"],
+    depth: int | None = None,
 ) -> Verdict:
     """Plain sampling, foreseen: the ids are the target's own draws with this noise.
 
@@ -82,32 +71,37 @@ def coupled(
     `count - 1`. Daliri, Musco, Suresh 2025 (Coupling without communication and
     drafter-invariant speculative decoding).
     """
-    drawn = sample(target_log_probs[:, :-1], gumbel[:, :-1])
-    return _by_own_rows(target_log_probs, draft, draft.tokens == drawn)
+    levels = tree.depths(tree.ancestry(draft.parents))
+    by_slot = jnp.take_along_axis(gumbel, levels[:, :, None], axis=1)
+    drawn = sample(target_log_probs, by_slot)
+    is_drawn = draft.tokens == jnp.take_along_axis(drawn, draft.parents, axis=1)
+    return _by_own_rows(target_log_probs, draft, is_drawn, depth)
 
 
 def typical(
     target_log_probs: Float[Array, "B N+1 V"],
     draft: Draft,
     noise: Float[Array, "B ..."],
+    depth: int | None = None,
 ) -> Verdict:
     """Typical acceptance, which is LOSSY: the output is not the target's.
 
     Accepts a token x iff target(x) > min(epsilon, delta exp(-entropy of the target)),
     whatever the draft's distribution and the noise: likely tokens are always taken, so
     the output leans to what the drafter proposes. Cai et al. 2024 (Medusa), section
-    2.3.1, with epsilon 0.09 and delta 0.3. A greedy row is exact: of a one-hot target
-    only the arg-max is typical.
+    2.3.1, with epsilon 0.09 and delta 0.3. Of a tree the longest path of such tokens is
+    taken. A greedy row is exact: of a one-hot target only the arg-max is typical.
     """
-    log_probs = target_log_probs[:, :-1].astype(jnp.float32)
+    log_probs = target_log_probs.astype(jnp.float32)
     probs = jnp.exp(log_probs)
     # The limit of p log p at 0 is 0, the product is NaN.
     entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(axis=-1)
     threshold = jnp.minimum(TYPICAL_EPSILON, TYPICAL_DELTA * jnp.exp(-entropy))
-    is_typical = jnp.exp(at(log_probs, draft.tokens)) > threshold
+    threshold = jnp.take_along_axis(threshold, draft.parents, axis=1)
+    is_typical = jnp.exp(at_nodes(log_probs, draft)) > threshold
     # A token drawn from NaN is refused, as under every rule.
-    is_typical &= ~jnp.isnan(_probs_of_drawn(draft))
-    return _by_own_rows(target_log_probs, draft, is_typical)
+    is_typical &= ~jnp.isnan(draft_probs(draft))
+    return _by_own_rows(target_log_probs, draft, is_typical, depth)
 
 
 @jax.tree_util.register_static
@@ -117,114 +111,56 @@ class Rule:
 
     Attributes:
         name: its key in `RULES`.
-        decide: the rule, a function of (target_log_probs[B, N+1, V], draft, noise).
+        decide: the rule, a function of (target_log_probs[B, N+1, V], draft, noise,
+            depth), the last static.
         shares_noise: drafter and target draw with one Gumbel noise per position, and
             `decide` takes Gumbel[B, depth+1, V] by depth; else uniforms[B, N] by node.
         lossless: the output has the target's distribution.
+        trees: it takes drafts that are no chains.
     """
 
     name: str
-    decide: Callable[[Array, Draft, Array], Verdict]
+    decide: Callable[[Array, Draft, Array, int | None], Verdict]
     shares_noise: bool = False
     lossless: bool = True
+    trees: bool = True
 
 
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         Rule("rejection", rejection),
-        Rule("block", block),
+        Rule("block", block, trees=False),
         Rule("coupled", coupled, shares_noise=True),
         Rule("typical", typical, lossless=False),
     )
 }
 
 
-def _leading(accept: Bool[Array, "B N"]) -> Int[Array, " B"]:
-    """How many nodes are accepted before the first that is not."""
-    return jnp.cumprod(accept, axis=-1).sum(axis=-1, dtype=jnp.int32)
+def _longest_path(draft: Draft, accepted: Bool[Array, "B N"], depth: int | None):
+    nodes = draft.tokens.shape[1]
+    return tree.longest_path(draft.parents, accepted, nodes if depth is None else depth)
 
 
-def _verdict(draft, accepted, next_log_probs) -> Verdict:
-    rows, nodes = draft.tokens.shape
-    path = jnp.broadcast_to(jnp.arange(nodes + 1, dtype=jnp.int32), (rows, nodes + 1))
-    return Verdict(path, accepted + 1, next_log_probs)
-
-
-def _by_own_rows(target_log_probs, draft, accept) -> Verdict:
+def _by_own_rows(target_log_probs, draft, accepted, depth) -> Verdict:
     """The verdict of a rule under which a refusal tells nothing of the next token."""
-    accepted = _leading(accept & draft.valid)
-    return _verdict(draft, accepted, _row(target_log_probs, accepted))
+    path, count = _longest_path(draft, accepted & draft.valid, depth)
+    last = jnp.take_along_axis(path, count[:, None], axis=1)[:, 0]
+    return Verdict(path, count + 1, row(target_log_probs, last))
 
 
-def _probs_of_drawn(draft: Draft) -> Float[Array, "B N"]:
-    """The draft's probability of each token it drew; 1 where it is deterministic."""
-    if draft.log_probs is None:
-        return jnp.ones(draft.tokens.shape, jnp.float32)
-    return jnp.exp(at(draft.log_probs, draft.tokens))
+def _certain_children(target_log_probs, draft, earlier):
+    """The target's probability of each node, and of all that is left when it is tried.
 
-
-def _prefix_ratios(target_log_probs, draft) -> Float[Array, "B N+1"]:
-    """`block`'s p_0 to p_N; never NaN, and 0 from an impossible token on."""
-
-    def extend(before, probs):
-        target, draft = probs
-        joint = before * target
-        # Divides only where the quotient is below 1: never by 0.
-        kept = jnp.where(joint < draft, joint / draft, jnp.where(joint > 0, 1.0, 0.0))
-        return kept, kept
-
-    target_probs = jnp.exp(at(target_log_probs[:, :-1], draft.tokens))
-    drawn = (target_probs.astype(jnp.float32).T, _probs_of_drawn(draft).T)
-    first = jnp.ones(draft.tokens.shape[0], jnp.float32)
-    # Unrolled: nodes are few, and one fused kernel beats a loop of tiny ones.
-    kept = lax.scan(extend, first, drawn, unroll=True)[1].T
-    return jnp.concatenate([first[:, None], kept], axis=1)
-
-
-def _prefix_excess(target_log_probs, draft, kept) -> Float[Array, "B N"]:
-    """`block`'s S_0 to S_{N-1}: the sum of max(0, p_i target - draft) at each slot."""
-    if draft.log_probs is None:
-        # All of p_i but the share of the one token that the draft is certain of.
-        return kept * (1 - jnp.exp(at(target_log_probs[:, :-1], draft.tokens)))
-    target_probs = jnp.exp(target_log_probs[:, :-1].astype(jnp.float32))
-    return jnp.maximum(
-        kept[:, :, None] * target_probs - jnp.exp(draft.log_probs), 0.0
-    ).sum(axis=-1)
-
-
-def _next_column(values: Array) -> Array:
-    """Shifted left by one node; zero (or False) in the last."""
-    return jnp.pad(values, ((0, 0), (0, 1)))[:, 1:]
-
-
-def _after(target_log_probs, draft, accepted, kept=None) -> Float[Array, "B V"]:
-    """The distribution of the token after `accepted` draft tokens of each row.
-
-    With `kept[B]`, above 0, the residual is that of kept * target - draft: normalised,
-    the one of target - draft / kept.
-
-    Only that one slot's residual is computed. Where nothing valid was refused (all were
-    accepted, or the draft ended here) there is no draft probability to subtract.
+    A drafter that is certain of several children of a slot has refused ones removed
+    from the target; an id that an earlier sibling has is left no probability.
     """
-    own = _row(target_log_probs, accepted)
-    nodes, vocabulary = draft.tokens.shape[1], target_log_probs.shape[-1]
-    if nodes == 0:
-        return own
-    refused = jnp.minimum(accepted, nodes - 1)[:, None]
-    was_refused = jnp.take_along_axis(draft.valid, refused, axis=1)[:, 0]
-    was_refused &= accepted < nodes
-    if draft.log_probs is None:
-        token = jnp.take_along_axis(draft.tokens, refused, axis=1)[:, 0]
-        draft_log_probs = one_hot_log(token, vocabulary)
-    else:
-        draft_log_probs = _row(draft.log_probs, refused[:, 0])
-    draft_probs = jnp.exp(draft_log_probs)
-    if kept is not None:
-        draft_probs /= kept[:, None]
-    residual = residual_log_probs(own, draft_probs)
-    return jnp.where(was_refused[:, None], residual, own)
-
-
-def _row(log_probs, index) -> Float[Array, "B V"]:
-    return jnp.take_along_axis(log_probs, index[:, None, None], axis=1)[:, 0]
+    probs = jnp.exp(at_nodes(target_log_probs, draft)).astype(jnp.float32)
+    if draft.log_probs is not None:
+        return probs, 1.0
+    before = earlier & draft.valid[:, None, :]
+    repeated = before & (draft.tokens[:, :, None] == draft.tokens[:, None, :])
+    probs = jnp.where(repeated.any(axis=-1), 0.0, probs)
+    gone = jnp.where(before, probs[:, None, :], 0.0).sum(axis=-1)
+    # Never below zero: rounding must not let an impossible token pass.
+    return probs, jnp.maximum(1 - gone, 0.0)

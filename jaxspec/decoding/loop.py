@@ -61,7 +61,7 @@ def decode_round(
     output, scratch, verified = verify(target, drafter, draft, state, options)
     draft = drop_unusable(draft, verified.unusable)
     accepting = noise.accept(drafter.nodes, drafter.depth)
-    verdict = options.rule.decide(verified.log_probs, draft, accepting)
+    verdict = options.rule.decide(verified.log_probs, draft, accepting, drafter.depth)
     last = noise.next_token(verdict.count - 1, accepting)
     next_token = sample(verdict.next_log_probs, last)
     emitted = emitted_tokens(draft, verdict, next_token)

@@ -72,7 +72,7 @@ def with_rule(generator, decide):
     return generator
 
 
-def accept_all(log_probs, draft, uniforms):
+def accept_all(log_probs, draft, uniforms, depth=None):
     return accept.rejection(log_probs, draft, jnp.zeros_like(uniforms))
 
 
@@ -91,7 +91,7 @@ def test_a_wrong_rule_fails_every_kind_of_test(target, near):
 
 
 def test_a_rule_that_changes_greedy_ids_fails(target, near):
-    def never(log_probs, draft, uniforms):
+    def never(log_probs, draft, uniforms, depth=None):
         verdict = accept.rejection(log_probs, draft, uniforms)
         return verdict._replace(next_log_probs=jnp.roll(verdict.next_log_probs, 1, -1))
 
@@ -101,7 +101,7 @@ def test_a_rule_that_changes_greedy_ids_fails(target, near):
     assert any("greedy: 2 of 2 prompts" in failure for failure in failures)
 
 
-def from_the_target(log_probs, draft, uniforms):
+def from_the_target(log_probs, draft, uniforms, depth=None):
     """Draws from the target itself after a refusal."""
     verdict = accept.rejection(log_probs, draft, uniforms)
     place = (verdict.count - 1)[:, None, None]
@@ -109,7 +109,7 @@ def from_the_target(log_probs, draft, uniforms):
     return verdict._replace(next_log_probs=own)
 
 
-def one_uniform(log_probs, draft, uniforms):
+def one_uniform(log_probs, draft, uniforms, depth=None):
     return accept.rejection(
         log_probs, draft, jnp.broadcast_to(uniforms[:, :1], uniforms.shape)
     )
@@ -159,7 +159,7 @@ def _sound():
 def test_a_coupled_rule_that_draws_its_own_tokens_fails(target, near):
     """Its distribution may be right: its ids are not plain decoding's."""
 
-    def shifted(log_probs, draft, gumbel):
+    def shifted(log_probs, draft, gumbel, depth=None):
         return accept.coupled(log_probs, draft, jnp.roll(gumbel, 1, axis=-1))
 
     generator = jaxspec.Generator(target, near, draft_tokens=2, rule="coupled")

@@ -13,14 +13,14 @@ from tests.exactness.controls import COLD, Control, check, in_turn, smallest_p_v
 from tests.exactness.tables import DRAFTERS, NODES, VOCAB
 
 
-def always_accept(log_probs, draft, uniforms):
+def always_accept(log_probs, draft, uniforms, depth=None):
     return rejection(log_probs, draft, jnp.zeros_like(uniforms))
 
 
 def told(retell):
     """The rule is told another draft distribution than the tokens were drawn from."""
 
-    def rule(log_probs, draft, uniforms):
+    def rule(log_probs, draft, uniforms, depth=None):
         wrong = draft._replace(log_probs=log_softmax(retell(draft.log_probs)))
         return rejection(log_probs, wrong, uniforms)
 
@@ -30,7 +30,7 @@ def told(retell):
 def after_a_refusal(replace):
     """`replace(target row, draft row, refused id)` instead of the residual."""
 
-    def rule(log_probs, draft, uniforms):
+    def rule(log_probs, draft, uniforms, depth=None):
         verdict = rejection(log_probs, draft, uniforms)
         refused = jnp.minimum(verdict.count - 1, NODES - 1)[:, None, None]
         rows = [log_probs, jax.nn.one_hot(draft.tokens, VOCAB)]
@@ -56,7 +56,7 @@ only_the_refused_id_removed = after_a_refusal(
 )
 
 
-def bonus_from_the_draft(log_probs, draft, uniforms):
+def bonus_from_the_draft(log_probs, draft, uniforms, depth=None):
     verdict = rejection(log_probs, draft, uniforms)
     all_accepted = (verdict.count == NODES + 1)[:, None]
     wrong = jnp.where(all_accepted, draft.log_probs[:, -1], verdict.next_log_probs)
