@@ -1,6 +1,11 @@
 """What a generator and a call are given, checked before any compute."""
 
+import itertools
+import operator
+from collections.abc import Sequence
+
 from jaxspec.core.accept import RULES, Rule
+from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
@@ -10,6 +15,8 @@ from jaxspec.row_options import is_whole
 from jaxspec.types import Drafter
 
 MOST_ALTERNATIVES = 100
+MOST_NODES = 256
+DEFAULT_DRAFT_TOKENS = 4
 
 
 def check_call(*, batch_size: int | None, log_probs: int | None) -> None:
@@ -41,24 +48,67 @@ def find_rule(name: str) -> Rule:
 
 
 def make_drafter(
-    target: LanguageModel, drafter: LanguageModel | Drafter | str | None, count: int
+    target: LanguageModel,
+    drafter: LanguageModel | Drafter | str | None,
+    count: int | None = None,
+    tree: Topology | Sequence[int] | None = None,
 ) -> Drafter:
-    """The drafter of k = `count` that an argument names.
+    """The drafter that an argument names, of k = `count` or of a tree.
 
     Raises:
-        UserError: there is none, or its tokenizer is another one.
+        UserError: there is none, its tokenizer is another one, or it drafts no trees.
     """
+    if tree is not None and count is not None:
+        raise UserError("draft_tokens and tree are both given; leave one out")
+    count = DEFAULT_DRAFT_TOKENS if count is None else count
     if not isinstance(count, int) or count < 1:
         raise UserError(f"draft_tokens is {count!r}, expected a whole number over 0")
+    if isinstance(drafter, LanguageModel):
+        require_same_tokenizer(target, drafter)
+        return DraftModel(drafter.decoder, count if tree is None else find_tree(tree))
+    if tree is not None:
+        raise UserError(
+            f"tree needs a draft model to draft it, the drafter is {drafter!r}"
+        )
     if drafter is None:
         return Autoregressive()
     if drafter == "prompt-lookup":
         return PromptLookup(count)
-    if isinstance(drafter, LanguageModel):
-        require_same_tokenizer(target, drafter)
-        return DraftModel(drafter.decoder, count)
     if isinstance(drafter, str):
         raise UserError(
             f"drafter is {drafter!r}, expected 'prompt-lookup', a loaded model or None"
         )
     return drafter
+
+
+def find_tree(tree: Topology | Sequence[int]) -> Topology:
+    """The topology of an argument: itself, or the children of each level.
+
+    Raises:
+        UserError: it is neither, or has too many nodes.
+    """
+    if not isinstance(tree, Topology):
+        if not all(is_whole(count, 1) for count in tree):
+            raise UserError(f"tree is {tree!r}, expected whole numbers over 0")
+        nodes = sum(itertools.accumulate(tree, operator.mul))
+        if nodes <= MOST_NODES:
+            return Topology.branching(tree)
+    else:
+        nodes = tree.nodes
+    if not 0 < nodes <= MOST_NODES:
+        raise UserError(f"tree has {nodes} nodes, expected 1 to {MOST_NODES}")
+    return tree  # pyright: ignore[reportReturnType]
+
+
+def check_pairing(rule: Rule, drafter: Drafter) -> None:
+    """Refuses a rule that cannot judge what the drafter drafts.
+
+    Raises:
+        UserError: names both.
+    """
+    if drafter.nodes > drafter.depth and not rule.trees:
+        able = ", ".join(name for name, other in RULES.items() if other.trees)
+        raise UserError(
+            f"rule {rule.name} takes chains, but a tree of {drafter.nodes} nodes is "
+            f"drafted; use {able}"
+        )

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.arguments import check_call, find_rule, make_drafter
+from jaxspec.arguments import check_call, check_pairing, find_rule, make_drafter
 from jaxspec.batching import (
     LARGEST_CHUNK,
     chunks,
@@ -16,6 +16,7 @@ from jaxspec.batching import (
     power_of_two,
 )
 from jaxspec.core.report import Reporting
+from jaxspec.core.topology import Topology
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
 from jaxspec.errors import UserError, refuse
@@ -52,7 +53,8 @@ class Generator:
         target: LanguageModel,
         drafter: LanguageModel | Drafter | str | None = None,
         *,
-        draft_tokens: int = 4,
+        draft_tokens: int | None = None,
+        tree: Topology | Sequence[int] | None = None,
         rule: str = "rejection",
         capacity: int | None = None,
     ):
@@ -62,7 +64,9 @@ class Generator:
             target: whose distribution the output has.
             drafter: a model of the same tokenizer, `"prompt-lookup"`, a drafter made by
                 hand, or None for plain decoding.
-            draft_tokens: k, of each round.
+            draft_tokens: k, of each round; by default 4, in a chain.
+            tree: draft a tree instead: `(4, 2, 1)` has 4 first tokens, 2 more after
+                each of them, and 1 after each of those; or any `Topology`.
             rule: how draft tokens are accepted: `rejection`, `block` (more of them),
                 `coupled` (the ids are those of plain decoding with the same seed) or
                 `typical` (lossy: not the target's distribution).
@@ -80,7 +84,8 @@ class Generator:
             )
         self.target = target
         self.rule = find_rule(rule)
-        self.drafter = make_drafter(target, drafter, draft_tokens)
+        self.drafter = make_drafter(target, drafter, draft_tokens, tree)
+        check_pairing(self.rule, self.drafter)
         self.capacity = capacity
         # First chunk of a prompt, later chunks, rounds. The state is given away: the
         # caches are updated where they lie.

@@ -43,6 +43,14 @@ def tiny(seed: int, layers: int = 2, vocab: int = 64, dtype=jnp.float32) -> Deco
     return Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed))
 
 
+def near(model: Decoder, noise: float) -> Decoder:
+    """A draft that is the model, a little disturbed: it is often right."""
+    leaves, tree = jax.tree.flatten(model)
+    rng = np.random.default_rng(0)
+    moved = [leaf * (1 + noise * rng.normal(size=leaf.shape)) for leaf in leaves]
+    return jax.tree.unflatten(tree, [jnp.asarray(leaf, "f4") for leaf in moved])
+
+
 def constant(model: Decoder) -> Decoder:
     """The same structure, so the same program, but it always prefers token 0."""
     graph, params = nnx.split(model)
@@ -179,6 +187,27 @@ class TableModel:
 
 
 @functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Certain:
+    """Takes the likeliest children of a drafter that draws, and tells no distribution.
+
+    What Medusa's heads do, with drafts that are often right.
+    """
+
+    inner: Any
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def propose(self, target, state, context, noise):
+        silent = lambda *args: 0 * noise(*args)  # noqa: E731
+        draft, state = self.inner.propose(target, state, context, silent)
+        return draft._replace(log_probs=None), state
+
+
+@functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["inner", "text", "forced", "seed"],
     meta_fields=[],
@@ -187,7 +216,8 @@ class TableModel:
 class Oracle:
     """Goes around a real drafter and dictates what it drafts, on greedy rows.
 
-    The draft is the row's plain text up to a random depth and wrong there. The
+    The draft is the row's plain text up to a random depth and wrong there; of a tree,
+    on the path of first children, and no other path is right for longer. The
     drafter's own code runs on that draft: one that draws is made to draw these tokens
     by the noise it is given, one that does not has its tokens replaced.
 
@@ -241,17 +271,22 @@ class Oracle:
     def propose(
         self, target: Target, state: Any, context: Context, noise: Noise
     ) -> tuple[Draft, Any]:
-        place = jnp.arange(self.nodes)
+        place = jnp.arange(self.depth)
         at = context.length[:, None] + place
-        tokens = jnp.take_along_axis(self.text, at, axis=1, mode="clip")
+        text = jnp.take_along_axis(self.text, at, axis=1, mode="clip")
         wrong = place == self.right(context.length)[:, None]
         vocabulary = target.model.vocab_size
-        tokens = jnp.where(wrong, (tokens + 1 + place) % vocabulary, tokens)
+        tokens = jnp.where(wrong, (text + 1 + place) % vocabulary, text)
 
         def dictated(slots, positions):
             index = positions - context.length[:, None]
-            chosen = jnp.take_along_axis(tokens, index, axis=1, mode="clip")
+            chosen, never = (
+                jnp.take_along_axis(each, index, axis=1, mode="clip")
+                for each in (tokens, jnp.where(wrong, text, -1))
+            )
+            # Nor may a sibling of the wrong token be the right one.
             certain = jax.nn.one_hot(chosen, vocabulary) * CERTAIN
+            certain -= jax.nn.one_hot(never, vocabulary) * CERTAIN
             return jnp.where(self.forced, certain, noise(slots, positions))
 
         draft, state = self.inner.propose(target, state, context, dictated)

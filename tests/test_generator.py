@@ -5,6 +5,7 @@ import pytest
 
 import jaxspec
 from jaxspec.batching import chunks, pack, power_of_two
+from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.loading import LanguageModel
 from jaxspec.requests import make_requests
@@ -48,6 +49,46 @@ def test_every_drafter_writes_what_the_target_writes(plain, lookup, drafting):
     assert len({token for ids in expected for token in ids}) >= 8
     for generator in (lookup, drafting):
         assert ids_of(generator.generate(IDS, max_new_tokens=40)) == expected
+
+
+def test_a_tree_writes_what_the_target_writes_in_fewer_rounds(plain, target):
+    """The draft is the target with noise: its second guess is often the right one."""
+    near = jaxspec.LanguageModel("near", fakes.near(target.decoder, 0.3))
+    chain = jaxspec.Generator(target, near, draft_tokens=3)
+    tree = jaxspec.Generator(target, near, tree=(3, 2, 1))
+    expected = ids_of(plain.generate(IDS, max_new_tokens=40))
+    found = {each: each.generate(IDS, max_new_tokens=40) for each in (chain, tree)}
+    for results in found.values():
+        assert ids_of(results) == expected
+    rounds = [sum(r.stats.rounds for r in results) for results in found.values()]
+    print(f"rounds of a chain and a tree: {rounds}")
+    assert rounds[1] < 0.9 * rounds[0]
+    for result in found[tree]:
+        assert 0 <= result.stats.acceptance_rate <= 1
+        assert result.stats.drafted > result.stats.rounds
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"tree": (2, 1), "draft_tokens": 3}, "draft_tokens and tree are both given"),
+        ({"tree": (2, 1), "rule": "block"}, "rule block takes chains, but a tree of 4"),
+        ({"tree": (2, 0)}, "tree is (2, 0), expected whole numbers over 0"),
+        ({"tree": ()}, "tree is ()"),
+        ({"tree": (20, 20)}, "tree has 420 nodes, expected 1 to 256"),
+        ({"tree": Topology.chain(300)}, "tree has 300 nodes"),
+    ],
+)
+def test_a_tree_that_cannot_be_is_refused(target, draft, options, part):
+    with pytest.raises(jaxspec.UserError) as error:
+        jaxspec.Generator(target, draft, **options)
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
+def test_a_tree_needs_a_draft_model(target, drafter):
+    with pytest.raises(jaxspec.UserError, match="tree needs a draft model"):
+        jaxspec.Generator(target, drafter, tree=(2, 1))
 
 
 @pytest.mark.parametrize("name", ["plain", "lookup", "drafting"])

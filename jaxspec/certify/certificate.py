@@ -158,6 +158,10 @@ def _check_prompts(generator: Generator, greedy: Sequence, sampled: Sequence) ->
     """The ids of the prompts to be sampled."""
     if not generator.drafter.nodes:
         raise UserError("there is nothing to certify without a drafter; name one")
+    if generator.drafter.nodes > generator.drafter.depth:
+        raise UserError(
+            "certify tests chains, but a tree is drafted; give draft_tokens instead"
+        )
     if not greedy or not sampled:
         raise UserError("there are no prompts; give one of each kind at least")
     ids = [each.ids for each in make_requests(generator.target, sampled)]

@@ -4,13 +4,13 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, find_tree
 from jaxspec.core.accept import RULES
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import load
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_RULE = "rejection"
 
 
@@ -46,6 +46,13 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help=f"tokens drafted in a round (default: {DEFAULT_DRAFT_TOKENS})",
     )
     add(
+        "--tree",
+        metavar="N,N,...",
+        type=_children,
+        help="draft a tree: 4,2,1 is 4 first tokens, 2 more after each, 1 after each "
+        "of those; with --draft-model",
+    )
+    add(
         "--rule",
         choices=tuple(RULES),
         help="how drafts are accepted: rejection; block (more of them); coupled (the "
@@ -60,6 +67,16 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _children(text: str) -> tuple[int, ...]:
+    """The children of each level of a tree."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of whole numbers such as 4,2,1"
+        ) from None
+
+
 def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
     """Loads what the options of `add_drafting` name.
 
@@ -68,15 +85,21 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
     """
     if args.drafter == "none" and args.rule is not None:
         raise UserError("--rule has no effect with --drafter none; leave one out")
-    draft_tokens = DEFAULT_DRAFT_TOKENS
     if args.draft_tokens is not None:
-        draft_tokens = args.draft_tokens
         if args.drafter == "none":
             raise UserError(
                 "--draft-tokens has no effect with --drafter none; leave one out"
             )
-        if draft_tokens < 1:
-            raise UserError(f"--draft-tokens is {draft_tokens}, expected 1 or more")
+        if args.draft_tokens < 1:
+            raise UserError(
+                f"--draft-tokens is {args.draft_tokens}, expected 1 or more"
+            )
+    if args.tree is not None:
+        if args.draft_model is None:
+            raise UserError("--tree needs a --draft-model to draft it; name one")
+        if args.draft_tokens is not None:
+            raise UserError("--draft-tokens and --tree are both given; leave one out")
+        find_tree(args.tree)
     target = load(args.model, args.dtype)
     if args.drafter == "none":
         drafter = None
@@ -87,7 +110,8 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
     return Generator(
         target,
         drafter,
-        draft_tokens=draft_tokens,
+        draft_tokens=args.draft_tokens,
+        tree=args.tree,
         rule=args.rule or DEFAULT_RULE,
         **options,
     )

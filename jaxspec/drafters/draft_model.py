@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxspec.cache import KVCache, Scratch, causal, run_rows
-from jaxspec.core import tree
-from jaxspec.core.distributions import fit_vocabulary, sample
+from jaxspec.core.topology import Topology
+from jaxspec.drafters.levels import Level, Schedule, grow
 from jaxspec.types import Chunk, Context, Draft, Noise, Output, Target, Verdict
 
 
@@ -29,33 +28,49 @@ class DraftModelState(NamedTuple):
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["model"],
-    meta_fields=["draft_tokens"],
+    meta_fields=["shape"],
 )
 @dataclass(frozen=True)
 class DraftModel:
-    """Drafts a chain of `draft_tokens` tokens with a model of its own."""
+    """Drafts a chain or a tree with a model of its own.
+
+    Attributes:
+        shape: of the draft: k, of a chain, or a tree.
+    """
 
     model: Any
-    draft_tokens: int
+    shape: int | Topology
 
     taps = ()
     prefix_layers = 0
 
     @property
+    def topology(self) -> Topology:
+        """The shape as a tree."""
+        if isinstance(self.shape, Topology):
+            return self.shape
+        return Topology.chain(self.shape)
+
+    @property
+    def schedule(self) -> Schedule:
+        """A round begins with [previous, newest]."""
+        return Schedule(self.topology, pending=2)
+
+    @property
     def nodes(self) -> int:
         """Draft nodes a round."""
-        return self.draft_tokens
+        return self.topology.nodes
 
     @property
     def depth(self) -> int:
-        """The length of the chain."""
-        return self.draft_tokens
+        """The length of the longest path."""
+        return self.topology.depth
 
     def init(self, rows: int, capacity: int, width: int) -> DraftModelState:
-        """Empty; a round commits previous, newest and all draft tokens but the last."""
-        slots = self.draft_tokens + 1
-        cache = self.model.init_cache(rows, capacity, max(width, slots))
-        return DraftModelState(cache, self.model.init_scratch(rows, slots))
+        """Empty; a round commits previous, newest and a path of nodes but its last."""
+        cache = self.model.init_cache(rows, capacity, max(width, self.depth + 1))
+        scratch = self.model.init_scratch(rows, self.schedule.scratch_slots)
+        return DraftModelState(cache, scratch)
 
     def prefill(
         self, target: Target, state: DraftModelState, chunk: Chunk, output: Output
@@ -78,52 +93,48 @@ class DraftModel:
     def propose(
         self, target: Target, state: DraftModelState, context: Context, noise: Noise
     ) -> tuple[Draft, DraftModelState]:
-        """Draws the chain token by token in a `lax.scan`."""
+        """Feeds [previous, newest], then the tree level by level."""
         # Prefill has committed one token more than a round starts from.
         cache = state.cache.shorten(jnp.maximum(context.length - 2, 0))
-        rows, steps = context.tokens.shape[0], self.draft_tokens
-        visible = causal(rows, steps + 1)
-        vocabulary = target.model.vocab_size
+        schedule = self.schedule
 
-        def feed(scratch, tokens, slots, path, drawn):
-            """Feeds tokens into `slots`, draws the child of the last of them."""
+        def run(scratch, tokens, offsets, slots, visible):
+            """Feeds tokens that stand `offsets` past the cache."""
             output, scratch = run_rows(
                 self.model,
                 cache,
                 scratch,
                 tokens,
-                cache.length[:, None] + slots,
+                jnp.broadcast_to(cache.length[:, None] + offsets, tokens.shape),
                 slots,
-                visible[:, slots],
+                jnp.broadcast_to(visible, (tokens.shape[0], *visible.shape)),
             )
-            logits = self.model.unembed(self.model.norm(output.hidden[:, -1:]))
-            count = jnp.full((rows, 1), drawn)
-            log_probs = context.warp(
-                fit_vocabulary(logits, vocabulary), path[:, None], count
-            )
-            # Node i hangs on slot i, whose position is length - 1 + i.
-            gumbel = noise(count, context.length[:, None] + drawn)
-            token = sample(log_probs, gumbel)
-            return scratch, token, path.at[:, drawn].set(token[:, 0]), log_probs[:, 0]
+            return scratch, output.hidden
 
-        def step(carry, drawn):
-            scratch, token, path = carry
-            slots = drawn[None] + 1
-            scratch, token, path, row = feed(scratch, token, slots, path, drawn)
-            return (scratch, token, path), row
+        def logits(hidden):
+            return self.model.unembed(self.model.norm(hidden))
+
+        def feed(scratch, tokens, level: Level):
+            # The root is one past the cache.
+            scratch, hidden = run(
+                scratch, tokens, 1 + level.depth, level.scratch_slots, level.visible
+            )
+            return scratch, logits(hidden)
 
         ends = context.length[:, None] - jnp.array([2, 1])
         pending = jnp.take_along_axis(context.tokens, ends, axis=1, mode="clip")
-        path = jnp.zeros((rows, steps), jnp.int32)
-        scratch, token, path, first = feed(
-            state.scratch, pending, jnp.arange(2), path, jnp.int32(0)
+        both = jnp.arange(2)
+        visible = jnp.tri(2, schedule.scratch_slots, dtype=bool)
+        scratch, hidden = run(state.scratch, pending, both, both, visible)
+        draft, scratch = grow(
+            schedule,
+            context,
+            noise,
+            target.model.vocab_size,
+            logits(hidden[:, -1:]),
+            feed,
+            scratch,
         )
-        (scratch, _, path), rest = lax.scan(
-            step, (scratch, token, path), jnp.arange(1, steps)
-        )
-        log_probs = jnp.concatenate([first[None], rest]).swapaxes(0, 1)
-        valid = jnp.broadcast_to(context.active[:, None], path.shape)
-        draft = Draft(path, tree.chain(rows, steps), valid, log_probs)
         return draft, DraftModelState(cache, scratch)
 
     def commit(
@@ -135,7 +146,7 @@ class DraftModel:
         output: Output,
     ) -> DraftModelState:
         """Keeps as many slots as the target emitted tokens: all but the last two."""
-        slots = self.draft_tokens + 1
-        path = jnp.broadcast_to(jnp.arange(slots), (verdict.count.shape[0], slots))
+        fed = jnp.asarray(self.schedule.in_scratch)[verdict.path[:, :-1]]
+        path = jnp.pad(fed, ((0, 0), (1, 0)))
         cache = state.cache.commit(state.scratch, path, verdict.count)
         return state._replace(cache=cache)

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxspec
@@ -31,10 +29,7 @@ def target():
 @pytest.fixture(scope="module")
 def near(target):
     """A draft that is the target, a little disturbed: it is often right."""
-    leaves, tree = jax.tree.flatten(target.decoder)
-    rng = np.random.default_rng(0)
-    moved = [leaf * (1 + 0.1 * rng.normal(size=leaf.shape)) for leaf in leaves]
-    decoder = jax.tree.unflatten(tree, [jnp.asarray(leaf, "f4") for leaf in moved])
+    decoder = fakes.near(target.decoder, 0.1)
     return LanguageModel("tiny-draft", decoder)
 
 
@@ -179,6 +174,9 @@ def test_what_drafts_too_little_is_untested(target):
 def test_nothing_to_certify_is_refused(target, near):
     with pytest.raises(jaxspec.UserError, match="without a drafter"):
         examine(jaxspec.Generator(target))
+    tree = jaxspec.Generator(target, near, tree=(2, 1))
+    with pytest.raises(jaxspec.UserError, match="certify tests chains"):
+        examine(tree)
     lossy = jaxspec.Generator(target, near, rule="typical")
     with pytest.raises(jaxspec.UserError, match="typical does not keep"):
         examine(lossy)

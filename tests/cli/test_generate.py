@@ -84,6 +84,7 @@ def runs(model_path, draft_path, prompts_file):
         "lookup": run("--drafter", "prompt-lookup", "--draft-tokens", "3"),
         "itself": run("--draft-model", model_path, "--draft-tokens", "3"),
         "draft": run("--draft-model", draft_path, "--draft-tokens", "3"),
+        "tree": run("--draft-model", draft_path, "--tree", "3,1,1"),
     }
 
 
@@ -151,6 +152,14 @@ BAD = {
     "two drafters": (
         ["--drafter", "prompt-lookup", "--draft-model", MODEL],
         "not allowed with argument",
+    ),
+    "tree of what": (["--tree", "4,x"], "'4,x' is no list of whole numbers"),
+    "tree of nothing": (["--draft-model", MODEL, "--tree", "2,0"], "tree is (2, 0)"),
+    "tree too large": (["--draft-model", MODEL, "--tree", "99,9"], "tree has 990"),
+    "tree without a model": (["--tree", "2,1"], "--tree needs a --draft-model"),
+    "tree and k": (
+        ["--draft-model", MODEL, "--tree", "2,1", "--draft-tokens", "3"],
+        "--draft-tokens and --tree are both given",
     ),
     "batch size": (["--batch-size", "0"], "batch_size is 0"),
     "not a number": (["--top-k", "many"], "invalid int value: 'many'"),

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.core.topology import Topology
 from jaxspec.decoding.round import bind_noise, bind_warp
 from jaxspec.decoding.state import LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
@@ -18,10 +19,13 @@ from tests import fakes, runs
 from tests.hlo import host_traffic
 
 NODES = 4
+# A leaf on every level, and levels of unequal width.
+TREE = Topology.paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)])
 # Each is given a draft model.
 DRAFTERS = {
     "autoregressive": lambda draft: Autoregressive(),
     "draft_model": lambda draft: DraftModel(draft, NODES),
+    "draft_model, tree": lambda draft: DraftModel(draft, TREE),
     "prompt_lookup": lambda draft: PromptLookup(NODES, min_ngram=1),
 }
 MET_AT_LEAST = 20

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 
 from jaxspec.batching import pack_sequences
+from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
@@ -86,9 +87,14 @@ def that_continues(prompt, liking=2.3):
 TARGET = that_continues(PROMPT)
 DRAFT = TARGET.near(seed=1, noise=1.0)
 PLAIN = Autoregressive()
+TREE = Topology.branching((2, 2, 1, 1))
 DRAFTERS = {
     "draft model": DraftModel(DRAFT, NODES),
     "prompt lookup": PromptLookup(NODES, min_ngram=1),
+}
+TREES = {
+    "tree": DraftModel(DRAFT, TREE),
+    "tree of the likeliest": fakes.Certain(DraftModel(DRAFT, TREE)),
 }
 
 

@@ -23,6 +23,7 @@ from tests.exactness.tables import (
     NODES,
     PLAIN,
     TARGET,
+    TREES,
     TRUNCATIONS,
     VOCAB,
 )
@@ -31,6 +32,7 @@ REPEATS = 16
 EVERY_DRAFTER = {
     "none": PLAIN,
     **DRAFTERS,
+    **TREES,
     "one token": DraftModel(DRAFT, 1),
     "4 ids": DraftModel(fakes.TableModel.random(4, seed=5, windows=(None,)), NODES),
     "8 ids": DraftModel(fakes.TableModel.random(8, seed=5, windows=(None,)), NODES),
@@ -100,6 +102,12 @@ def test_every_rule_has_the_law_with_every_drafter(rule, drafter):
     assert_really_drafted(sampled(rule, drafter), cases_of(ALL))
 
 
+@pytest.mark.parametrize("drafter", TREES)
+def test_trees_keep_the_law(drafter):
+    assert_every_law("rejection", drafter)
+    assert_really_drafted(sampled("rejection", drafter), cases_of(ALL))
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_ids_are_those_of_plain_sampling(drafter):
     """Not the law alone: each of 30,720 texts, token by token."""
@@ -107,7 +115,11 @@ def test_coupled_ids_are_those_of_plain_sampling(drafter):
     np.testing.assert_array_equal(coupled.texts, plain.texts)
 
 
-PAIRS = [("rejection", "none"), *itertools.product(LOSSLESS, DRAFTERS)]
+PAIRS = [
+    ("rejection", "none"),
+    *itertools.product(LOSSLESS, DRAFTERS),
+    *itertools.product(("rejection", "coupled"), TREES),
+]
 
 
 @pytest.mark.full

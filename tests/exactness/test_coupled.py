@@ -28,6 +28,8 @@ DRAFTERS = {
     "another model": lambda k: DraftModel(STRANGER, k),
     "always 3": lambda k: DraftModel(tables.with_table([0, 0, 0, 9, 0, 0]), k),
     "prompt lookup": lambda k: PromptLookup(k, min_ngram=1),
+    "tree": lambda k: tables.TREES["tree"],
+    "tree of the likeliest": lambda k: tables.TREES["tree of the likeliest"],
 }
 # Nothing here rests on how well a program is optimised.
 MADE = runs.programs(runs.QUICK)

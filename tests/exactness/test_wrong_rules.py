@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.core import tree
 from jaxspec.core.accept import Rule, rejection
 from jaxspec.core.distributions import log_softmax, residual_log_probs
+from jaxspec.core.refusal import after_refusals, at_nodes, draft_probs, row
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.types import Verdict
 from tests.exactness.controls import COLD, Control, check, in_turn, smallest_p_values
-from tests.exactness.tables import DRAFTERS, NODES, VOCAB
+from tests.exactness.tables import DRAFTERS, NODES, TREES, VOCAB
 
 
 def always_accept(log_probs, draft, uniforms, depth=None):
@@ -121,3 +124,40 @@ def by_lookup():
 def test_a_wrong_rule_for_looked_up_tokens_is_found(name):
     """BL-14."""
     check(LOOKUP_CONTROLS, by_lookup(), name)
+
+
+def siblings_one_by_one(log_probs, draft, uniforms, depth=None):
+    """Every sibling is tried against the whole target, as if it were the first."""
+    accepted = uniforms * draft_probs(draft) < jnp.exp(at_nodes(log_probs, draft))
+    accepted &= draft.valid
+    earlier = tree.earlier_siblings(draft.parents)
+    accepted &= ~(earlier & accepted[:, None, :]).any(axis=-1)
+    path, count = tree.longest_path(draft.parents, accepted, depth)
+    last = jnp.take_along_axis(path, count[:, None], axis=1)[:, 0]
+    return Verdict(path, count + 1, after_refusals(log_probs, draft, last))
+
+
+def siblings_taken_from_nothing(log_probs, draft, uniforms, depth=None):
+    """However many siblings were refused, the target itself is drawn from."""
+    verdict = rejection(log_probs, draft, uniforms, depth)
+    last = (verdict.count - 1)[:, None]
+    last = jnp.take_along_axis(verdict.path, last, axis=1)[:, 0]
+    return verdict._replace(next_log_probs=row(log_probs, last))
+
+
+TREE_CONTROLS = {
+    "right": Control(rejection, right=True),
+    "each sibling against the whole target": Control(siblings_one_by_one),
+    "the target itself on a refusal": Control(siblings_taken_from_nothing),
+}
+
+
+@functools.cache
+def by_tree():
+    rule = Rule("in turn", in_turn(*[each.part for each in TREE_CONTROLS.values()]))
+    return smallest_p_values(TREE_CONTROLS, TREES["tree"], rule=rule)
+
+
+@pytest.mark.parametrize("name", TREE_CONTROLS)
+def test_a_wrong_rule_for_siblings_is_found(name):
+    check(TREE_CONTROLS, by_tree(), name)
