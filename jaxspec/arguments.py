@@ -8,6 +8,7 @@ from jaxspec.core.accept import RULES, Rule
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel, require_same_tokenizer
@@ -17,6 +18,7 @@ from jaxspec.types import Drafter
 MOST_ALTERNATIVES = 100
 MOST_NODES = 256
 DEFAULT_DRAFT_TOKENS = 4
+EARLY_EXIT = "early-exit:"
 
 
 def check_call(*, batch_size: int | None, log_probs: int | None) -> None:
@@ -63,12 +65,16 @@ def make_drafter(
     count = DEFAULT_DRAFT_TOKENS if count is None else count
     if not isinstance(count, int) or count < 1:
         raise UserError(f"draft_tokens is {count!r}, expected a whole number over 0")
+    shape = Topology.chain(count) if tree is None else find_tree(tree)
     if isinstance(drafter, LanguageModel):
         require_same_tokenizer(target, drafter)
-        return DraftModel(drafter.decoder, count if tree is None else find_tree(tree))
+        return DraftModel(drafter.decoder, shape)
+    if isinstance(drafter, str) and drafter.startswith(EARLY_EXIT):
+        return EarlyExit(find_exit(target, drafter.removeprefix(EARLY_EXIT)), shape)
     if tree is not None:
         raise UserError(
-            f"tree needs a draft model to draft it, the drafter is {drafter!r}"
+            "tree needs a draft model or early exit to draft it, the drafter is "
+            f"{drafter!r}"
         )
     if drafter is None:
         return Autoregressive()
@@ -76,9 +82,25 @@ def make_drafter(
         return PromptLookup(count)
     if isinstance(drafter, str):
         raise UserError(
-            f"drafter is {drafter!r}, expected 'prompt-lookup', a loaded model or None"
+            f"drafter is {drafter!r}, expected 'prompt-lookup', 'early-exit:N', a "
+            "loaded model or None"
         )
     return drafter
+
+
+def find_exit(target: LanguageModel, layers: str) -> int:
+    """After how many layers `early-exit:N` leaves the target.
+
+    Raises:
+        UserError: it is no number, or leaves nothing to draft with or to save.
+    """
+    most = target.decoder.config.num_layers - 1
+    if not layers.isdecimal() or not 1 <= int(layers) <= most:
+        raise UserError(
+            f"drafter is {EARLY_EXIT + layers!r}, expected early-exit:1 to "
+            f"early-exit:{most} ({target.reference} has {most + 1} layers)"
+        )
+    return int(layers)
 
 
 def find_tree(tree: Topology | Sequence[int]) -> Topology:

@@ -37,6 +37,14 @@ class Scratch(NamedTuple):
         empty = jnp.zeros((rows, kv_heads, slots, width), dtype)
         return cls((empty,) * layers, (empty,) * layers, jnp.zeros((rows, slots), int))
 
+    def first(self, slots: int) -> "Scratch":
+        """The first `slots` slots of it."""
+        keys, values = (
+            tuple(layer[..., :slots, :] for layer in each)
+            for each in (self.keys, self.values)
+        )
+        return Scratch(keys, values, self.positions[..., :slots])
+
     def place(self, positions: Int[Array, " T"], slots: Int[Array, " T"]) -> "Scratch":
         """Says, for one row, at which positions the tokens in `slots` stand."""
         return self._replace(positions=_place(self.positions, positions, slots, 0))
@@ -241,11 +249,18 @@ def run_rows(
     slots: Int[Array, " T"],
     visible: Bool[Array, "B T P"],
     taps: tuple[int, ...] = (),
+    *,
+    first: int = 0,
+    last: int | None = None,
+    hidden: Float[Array, "B T E"] | None = None,
 ) -> tuple[Output, Scratch]:
-    """One forward pass of a model, which is written for one row, over all rows."""
+    """One forward pass of a model, which is written for one row, over all rows.
+
+    Runs blocks `first` to `last`, from `hidden` on where it is given.
+    """
     live_blocks = cache.live_blocks
 
-    def one_row(tokens, positions, cache, scratch, visible):
+    def one_row(tokens, positions, cache, scratch, visible, hidden):
         return model(
             tokens,
             positions,
@@ -254,11 +269,14 @@ def run_rows(
             slots,
             visible,
             live_blocks=live_blocks,
+            first=first,
+            last=last,
+            hidden=hidden,
             taps=taps,
         )
 
-    rows = jax.vmap(one_row, in_axes=(0, 0, cache.row_axes, 0, 0))
-    return rows(tokens, positions, cache, scratch, visible)
+    rows = jax.vmap(one_row, in_axes=(0, 0, cache.row_axes, 0, 0, 0))
+    return rows(tokens, positions, cache, scratch, visible, hidden)
 
 
 def causal(rows: int, tokens: int) -> Bool[Array, "B T T"]:

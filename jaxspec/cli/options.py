@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, find_tree
+from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, EARLY_EXIT, find_tree
 from jaxspec.core.accept import RULES
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
@@ -35,9 +35,11 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     drafter.add_argument(
         "--drafter",
-        choices=("prompt-lookup", "none"),
-        help="prompt-lookup copies from the text so far; none is plain decoding "
-        "(default: prompt-lookup)",
+        metavar="NAME",
+        default="prompt-lookup",
+        help="prompt-lookup copies from the text so far; early-exit:N drafts with the "
+        "model's own first N layers (a model not trained for it accepts little); none "
+        "is plain decoding (default: %(default)s)",
     )
     add(
         "--draft-tokens",
@@ -50,7 +52,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         type=_children,
         help="draft a tree: 4,2,1 is 4 first tokens, 2 more after each, 1 after each "
-        "of those; with --draft-model",
+        "of those; with --draft-model or early-exit",
     )
     add(
         "--rule",
@@ -95,8 +97,10 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
                 f"--draft-tokens is {args.draft_tokens}, expected 1 or more"
             )
     if args.tree is not None:
-        if args.draft_model is None:
-            raise UserError("--tree needs a --draft-model to draft it; name one")
+        if args.draft_model is None and not args.drafter.startswith(EARLY_EXIT):
+            raise UserError(
+                "--tree needs a --draft-model or --drafter early-exit:N to draft it"
+            )
         if args.draft_tokens is not None:
             raise UserError("--draft-tokens and --tree are both given; leave one out")
         find_tree(args.tree)
@@ -106,7 +110,7 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
     elif args.draft_model is not None:
         drafter = load(args.draft_model, args.dtype)
     else:
-        drafter = "prompt-lookup"
+        drafter = args.drafter
     return Generator(
         target,
         drafter,

@@ -98,6 +98,7 @@ def verify(
 ) -> tuple[Output, Scratch, Verified]:
     """One forward pass over the newest token and all draft nodes.
 
+    It goes on from the layers that the drafter has already run, if it has run any.
     If no row has a valid node, only the newest token is fed: a round without a draft
     costs what plain decoding costs. The other slots of the output are then zero.
     """
@@ -108,15 +109,21 @@ def verify(
     rows, slots = tokens.shape
 
     def feed(fed: int):
+        hidden, scratch = None, target.model.init_scratch(rows, slots)
+        if draft.prefix is not None:
+            hidden, scratch = draft.prefix
+            hidden = hidden[:, :fed]
         output, scratch = run_rows(
             target.model,
             target.cache,
-            target.model.init_scratch(rows, slots),
+            scratch,
             tokens[:, :fed],
             state.length[:, None] - 1 + depths[:, :fed],
             jnp.arange(fed),
             ancestors[:, :fed],
             drafter.taps,
+            first=drafter.prefix_layers,
+            hidden=hidden,
         )
         logits = target.model.unembed(target.model.norm(output.hidden))
         log_probs, unusable = target_distribution(

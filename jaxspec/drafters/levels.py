@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -41,41 +42,55 @@ Feed = Callable[[Any, Array, Level], tuple[Any, Array]]
 class Schedule:
     """In which order a topology is fed, and where its entries lie in the scratch.
 
-    Only nodes with children are fed.
+    Entries lie one after another in the order in which they are fed, which is the
+    slots' own where leaves are fed too; behind them come those of padding.
 
     Attributes:
         pending: scratch slots before the nodes'; the last of them is the root's.
+        leaves: feed nodes without children too.
     """
 
     topology: Topology
     pending: int
+    leaves: bool = False
+
+    def fed_at(self, depth: int) -> list[int]:
+        """The slots of a level that are fed."""
+        inner = set(self.topology.parents)
+        return [
+            slot
+            for slot, its_depth in enumerate(self.topology.depths)
+            if its_depth == depth and (self.leaves or slot in inner)
+        ]
 
     @functools.cached_property
     def fed(self) -> list[list[int]]:
-        """The slots of each level after the root that have a child."""
-        depths, inner = self.topology.depths, set(self.topology.parents)
-        return [
-            [slot for slot in sorted(inner) if depths[slot] == depth]
-            for depth in range(1, self.topology.depth)
-        ]
+        """The slots of each level after the root and before the deepest."""
+        return [self.fed_at(depth) for depth in range(1, self.topology.depth)]
 
     @property
     def width(self) -> int:
-        """Nodes of the widest level."""
+        """Nodes of the widest of these levels."""
         return max(map(len, self.fed), default=1)
 
     @property
+    def used_slots(self) -> int:
+        """Slots of the scratch that hold pending entries or nodes."""
+        deepest = self.fed_at(self.topology.depth)
+        return self.pending + sum(map(len, self.fed)) + len(deepest)
+
+    @property
     def scratch_slots(self) -> int:
-        """Slots of the scratch, padding of narrow levels included, P."""
-        return self.pending + len(self.fed) * self.width
+        """Slots of the scratch, P; lanes that pad a level have the last of them."""
+        return self.used_slots + self.width - min(map(len, self.fed), default=1)
 
     @functools.cached_property
     def in_scratch(self) -> Int[np.ndarray, " N+1"]:
         """Where each slot's entries lie; of one that is not fed at the root's."""
         places = np.full(self.topology.nodes + 1, self.pending - 1)
-        for step, slots in enumerate(self.fed):
-            first = self.pending + step * self.width
-            places[slots] = first + np.arange(len(slots))
+        order = [s for level in self.fed for s in level]
+        order += self.fed_at(self.topology.depth)
+        places[order] = self.pending + np.arange(len(order))
         return places
 
     def children(self, slot: int) -> list[int]:
@@ -84,39 +99,55 @@ class Schedule:
         missing = self.topology.most_children - len(own)
         return own + [self.topology.nodes + 1] * missing
 
+    def level(self, depth: int, width: int) -> Level:
+        """The nodes of a depth, in `width` lanes; as NumPy arrays."""
+        own = [0] if depth == 0 else self.fed_at(depth)
+        missing = width - len(own)
+        slots = np.array(own + [0] * missing)
+        nothing = [[self.topology.nodes + 1] * self.topology.most_children]
+        children = np.array([*map(self.children, own), *nothing * missing])
+        padding = self.used_slots + np.arange(missing)
+        places = np.concatenate([self.in_scratch[own], padding])
+        visible = np.zeros((width, self.scratch_slots), bool)
+        visible[:, : self.pending] = True
+        # Padding sees itself too: a query that sees nothing is not a number.
+        np.put_along_axis(visible, places[:, None], True, axis=1)
+        for lane, slot in enumerate(own):
+            way = self.topology.ancestors[slot]
+            visible[lane, self.in_scratch[way[way > 0]]] = True
+        return Level(np.array(depth), slots, children, places, visible)  # pyright: ignore
+
     @property
     def root(self) -> Level:
         """The level of the newest token alone, which the drafter feeds itself."""
-        visible = np.arange(self.scratch_slots) < self.pending
-        children = np.array([self.children(0)])
-        place, zero = np.array([self.pending - 1]), np.array([0])
-        return Level(*map(jnp.asarray, (0, zero, children, place, visible[None])))
+        return jax.tree.map(jnp.asarray, self.level(0, 1))
 
     @property
     def levels(self) -> Level:
-        """All levels after the root, stacked for a `lax.scan`."""
-        steps, width = len(self.fed), self.width
-        nothing = [self.topology.nodes + 1] * self.topology.most_children
-        slots = np.zeros((steps, width), int)
-        children = np.tile(np.array(nothing), (steps, width, 1))
-        places = np.arange(self.pending, self.scratch_slots).reshape(steps, width)
-        visible = np.zeros((steps, width, self.scratch_slots), bool)
-        visible[..., : self.pending] = True
-        # Padding sees itself too: a query that sees nothing is not a number.
-        np.put_along_axis(visible, places[..., None], True, axis=2)
-        for step, own in enumerate(self.fed):
-            slots[step, : len(own)] = own
-            for lane, slot in enumerate(own):
-                children[step, lane] = self.children(slot)
-                way = self.topology.ancestors[slot]
-                visible[step, lane, self.in_scratch[way[way > 0]]] = True
-        depth = np.arange(1, steps + 1)
-        return Level(*map(jnp.asarray, (depth, slots, children, places, visible)))
+        """The levels between the root and the deepest, stacked for a `lax.scan`."""
+        depths = range(1, self.topology.depth)
+        levels = [self.level(depth, self.width) for depth in depths]
+        if not levels:
+            empty = self.level(0, 1)
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf[None][:0]), empty)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *levels)
+
+    @property
+    def deepest(self) -> Level:
+        """The last level; no token is drawn after it."""
+        depth = self.topology.depth
+        level = self.level(depth, len(self.fed_at(depth)))
+        return jax.tree.map(jnp.asarray, level)
 
     @functools.cached_property
     def row_order(self) -> Int[np.ndarray, " M"]:
         """Where each slot's distribution is among the root's and all lanes' ones."""
-        return np.maximum(self.in_scratch[: self.topology.rows] - self.pending + 1, 0)
+        order = np.zeros(self.topology.rows, int)
+        for step, slots in enumerate(self.fed):
+            for lane, slot in enumerate(slots):
+                if slot < self.topology.rows:
+                    order[slot] = 1 + step * self.width + lane
+        return order
 
 
 class Grown(NamedTuple):

@@ -84,6 +84,8 @@ def runs(model_path, draft_path, prompts_file):
         "lookup": run("--drafter", "prompt-lookup", "--draft-tokens", "3"),
         "itself": run("--draft-model", model_path, "--draft-tokens", "3"),
         "draft": run("--draft-model", draft_path, "--draft-tokens", "3"),
+        "early exit": run("--drafter", "early-exit:1", "--draft-tokens", "3"),
+        "exit, tree": run("--drafter", "early-exit:1", "--tree", "2,1,1"),
         "tree": run("--draft-model", draft_path, "--tree", "3,1,1"),
     }
 
@@ -157,6 +159,12 @@ BAD = {
     "tree of nothing": (["--draft-model", MODEL, "--tree", "2,0"], "tree is (2, 0)"),
     "tree too large": (["--draft-model", MODEL, "--tree", "99,9"], "tree has 990"),
     "tree without a model": (["--tree", "2,1"], "--tree needs a --draft-model"),
+    "unknown drafter": (["--drafter", "magic"], "drafter is 'magic', expected"),
+    "no layer": (
+        ["--drafter", "early-exit:0"],
+        "drafter is 'early-exit:0', expected early-exit:1 to early-exit:29",
+        "has 30 layers",
+    ),
     "tree and k": (
         ["--draft-model", MODEL, "--tree", "2,1", "--draft-tokens", "3"],
         "--draft-tokens and --tree are both given",

@@ -13,6 +13,7 @@ from jaxspec.decoding.round import bind_noise, bind_warp
 from jaxspec.decoding.state import LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.types import Chunk, Context, Target
 from tests import fakes, runs
@@ -26,6 +27,8 @@ DRAFTERS = {
     "autoregressive": lambda draft: Autoregressive(),
     "draft_model": lambda draft: DraftModel(draft, NODES),
     "draft_model, tree": lambda draft: DraftModel(draft, TREE),
+    "early_exit": lambda draft: EarlyExit(1, Topology.chain(NODES)),
+    "early_exit, tree": lambda draft: EarlyExit(1, TREE),
     "prompt_lookup": lambda draft: PromptLookup(NODES, min_ngram=1),
 }
 MET_AT_LEAST = 20

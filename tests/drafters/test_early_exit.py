@@ -1,0 +1,149 @@
+"""Early exit: nothing is computed twice, and what it drafts is told as it was drawn."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.core.topology import Topology
+from jaxspec.decoding.loop import decode
+from jaxspec.drafters.early_exit import EarlyExit, ExitAdapter
+from jaxspec.models.decoder import Block
+from tests import fakes, runs
+from tests.exactness.chi_square import ACCEPTABLE, DAMNING, p_value
+
+LAYERS, EXIT = 3, 2
+CHAIN, TREE = Topology.chain(3), Topology.branching((2, 2, 1))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return fakes.tiny(1, layers=LAYERS)
+
+
+def silenced(model, first):
+    """The same model whose layers from `first` on add nothing."""
+    graph, params = nnx.split(model)
+    quiet = nnx.merge(graph, jax.tree.map(jnp.array, params))
+    for block in quiet.layers[first:]:
+        for linear in (block.self_attn.o_proj, block.mlp.down_proj):
+            linear.weight = nnx.Param(jnp.zeros_like(linear.weight[...]))
+    return quiet
+
+
+def test_no_layer_computes_a_node_twice(target, monkeypatch):
+    """Blocks as they are traced: the drafter's first layers, then only the others."""
+    seen, call = [], Block.__call__
+
+    def counting(self, hidden, *args):
+        layer = next(i for i, each in enumerate(blocks) if each is self)
+        seen.append((layer, hidden.shape[-2]))
+        return call(self, hidden, *args)
+
+    batch = runs.Batch([[1, 2, 3]] * 2, capacity=32, chunk=8, new=8)
+    state, options = runs.start(target, EarlyExit(EXIT, TREE), batch)
+    blocks = []
+
+    def decode_counted(model, *args):
+        blocks.extend(model.layers)
+        return decode(model, *args)
+
+    monkeypatch.setattr(Block, "__call__", counting)
+    drafter = EarlyExit(EXIT, TREE)
+    jax.eval_shape(decode_counted, target, drafter, state, options, jnp.int32(1))
+    drafted = [(layer, width) for layer, width in seen if layer < EXIT]
+    verified = [(layer, width) for layer, width in seen if layer >= EXIT]
+    # Root, the levels of a scan's one body, the deepest level: 1 + 4 + 4 lanes.
+    assert sorted(set(drafted)) == [(0, 1), (0, 4), (1, 1), (1, 4)]
+    assert set(verified) == {(2, TREE.nodes + 1), (2, 1)}
+
+
+@pytest.mark.parametrize("topology", [CHAIN, TREE], ids=["chain", "tree"])
+def test_an_exit_that_sees_the_whole_model_is_always_accepted(target, topology):
+    quiet = silenced(target, EXIT)
+    batch = runs.Batch([[5, 6, 7], [1], [9] * 20], new=[31, 30, 29], capacity=64)
+    drafter = EarlyExit(EXIT, topology)
+    for temperature in (0.0, 1.0):
+        run = runs.generate(quiet, drafter, batch._replace(temperature=temperature))
+        statistics = run.state.statistics
+        emitted, rounds = np.asarray(statistics.emitted), np.asarray(statistics.rounds)
+        assert rounds.tolist() == (-(-emitted // (topology.depth + 1))).tolist()
+        accepted = np.asarray(statistics.accepted).sum(axis=1)
+        assert (accepted >= emitted - rounds).all()
+
+
+def test_an_adapter_takes_part_and_changes_no_greedy_id(target):
+    batch = runs.Batch([[5, 6, 7], [1], [9] * 20], new=24, capacity=64)
+    made = ExitAdapter(32, 1e-5, jnp.float32, nnx.Rngs(0))
+    bare = EarlyExit(EXIT, CHAIN)
+    fresh = dataclasses.replace(bare, adapter=made)
+    weights = np.random.default_rng(0).normal(size=(32, 32)).astype("f4")
+    moved = dataclasses.replace(bare, adapter=nnx.clone(made))
+    moved.adapter.linear.weight = nnx.Param(jnp.asarray(weights))
+    done = {
+        name: runs.generate(target, drafter, batch)
+        for name, drafter in {"bare": bare, "fresh": fresh, "moved": moved}.items()
+    }
+    assert done["bare"].ids == done["fresh"].ids == done["moved"].ids
+    drafted = {
+        name: np.asarray(run.state.statistics.accepted).sum(axis=0).tolist()
+        for name, run in done.items()
+    }
+    assert drafted["bare"] == drafted["fresh"] != drafted["moved"]
+
+
+VOCAB, NEW, REPEATS, ROWS = 6, 3, 6, 1920
+
+
+@pytest.mark.parametrize("topology", [CHAIN, TREE], ids=["chain", "tree"])
+def test_sampled_texts_have_the_targets_law(topology):
+    """All texts of three tokens, against the target's own probabilities."""
+    small = fakes.tiny(3, layers=LAYERS, vocab=VOCAB)
+    prompt = [2, 4, 1]
+    texts = np.array(list(itertools.product(range(VOCAB), repeat=NEW)), np.int32)
+    whole = np.concatenate([np.tile(prompt, (len(texts), 1)), texts], axis=1)
+    logits = np.asarray(runs.replay(small, jnp.asarray(whole, jnp.int32), 1), float)
+    rows = logits[:, len(prompt) - 1 : -1]
+    probs = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    probs /= probs.sum(axis=-1, keepdims=True)
+    law = np.take_along_axis(probs, texts[..., None], axis=-1)[..., 0].prod(axis=-1)
+    assert law.sum() == pytest.approx(1)
+    counts, accepted = np.zeros(len(texts)), 0
+    batch = runs.Batch([prompt] * ROWS, new=NEW, temperature=1.0, capacity=16, chunk=4)
+    for repeat in range(REPEATS):
+        seeds = range(repeat * ROWS, (repeat + 1) * ROWS)
+        run = runs.generate(small, EarlyExit(1, topology), batch._replace(seeds=seeds))
+        codes = np.array(run.ids) @ VOCAB ** np.arange(NEW)[::-1]
+        counts += np.bincount(codes, minlength=len(texts))
+        accepted += int(np.asarray(run.state.statistics.accepted).sum())
+    assert accepted >= 1000
+    found = p_value(counts, law)
+    uniform = p_value(counts, np.full(len(texts), 1 / len(texts)))
+    print(f"p = {found:.1e}; against the uniform law {uniform:.1e}")
+    assert found > ACCEPTABLE
+    assert uniform < DAMNING
+
+
+@pytest.mark.parametrize("name", ["0", "3", "12", "-1", "", "two", "1.5"])
+def test_an_exit_that_cannot_be_is_refused(target, name):
+    model = jaxspec.LanguageModel("tiny", target)
+    with pytest.raises(jaxspec.UserError) as error:
+        jaxspec.Generator(model, f"early-exit:{name}")
+    assert f"'early-exit:{name}', expected early-exit:1 to early-exit:2" in str(
+        error.value
+    )
+
+
+def test_a_generator_drafts_by_early_exit(target):
+    model = jaxspec.LanguageModel("tiny", target)
+    plain = jaxspec.Generator(model).generate([[5, 6, 7], [1]], max_new_tokens=24)
+    for options in ({"draft_tokens": 2}, {"tree": (2, 1)}):
+        generator = jaxspec.Generator(model, "early-exit:2", **options)
+        found = generator.generate([[5, 6, 7], [1]], max_new_tokens=24)
+        assert [r.token_ids for r in found] == [r.token_ids for r in plain]
+        assert all(result.stats.drafted > 0 for result in found)
