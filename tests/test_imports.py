@@ -24,7 +24,8 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Protocols only: the loop sees no concrete model or drafter, nor a drafter the loop.
-FORBIDDEN = {"decoding": {"models", "drafters"}, "drafters": {"decoding", "models"}}
+# A drafter may be made of a model's layers, as a trained head is.
+FORBIDDEN = {"decoding": {"models", "drafters"}, "drafters": {"decoding"}}
 IO_LIBRARIES = {
     "tokenizers",
     "gguf",
