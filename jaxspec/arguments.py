@@ -9,6 +9,7 @@ from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel, require_same_tokenizer
@@ -18,7 +19,7 @@ from jaxspec.types import Drafter
 MOST_ALTERNATIVES = 100
 MOST_NODES = 256
 DEFAULT_DRAFT_TOKENS = 4
-EARLY_EXIT = "early-exit:"
+EARLY_EXIT, MEDUSA = "early-exit:", "medusa:"
 
 
 def check_call(*, batch_size: int | None, log_probs: int | None) -> None:
@@ -62,6 +63,7 @@ def make_drafter(
     """
     if tree is not None and count is not None:
         raise UserError("draft_tokens and tree are both given; leave one out")
+    given = count if tree is None else tree
     count = DEFAULT_DRAFT_TOKENS if count is None else count
     if not isinstance(count, int) or count < 1:
         raise UserError(f"draft_tokens is {count!r}, expected a whole number over 0")
@@ -71,10 +73,13 @@ def make_drafter(
         return DraftModel(drafter.decoder, shape)
     if isinstance(drafter, str) and drafter.startswith(EARLY_EXIT):
         return EarlyExit(find_exit(target, drafter.removeprefix(EARLY_EXIT)), shape)
+    if isinstance(drafter, str) and drafter.startswith(MEDUSA):
+        path = drafter.removeprefix(MEDUSA)
+        return make_medusa(target, path, None if given is None else shape)
     if tree is not None:
         raise UserError(
-            "tree needs a draft model or early exit to draft it, the drafter is "
-            f"{drafter!r}"
+            "tree needs a draft model, early exit or Medusa heads to draft it, the "
+            f"drafter is {drafter!r}"
         )
     if drafter is None:
         return Autoregressive()
@@ -82,10 +87,30 @@ def make_drafter(
         return PromptLookup(count)
     if isinstance(drafter, str):
         raise UserError(
-            f"drafter is {drafter!r}, expected 'prompt-lookup', 'early-exit:N', a "
-            "loaded model or None"
+            f"drafter is {drafter!r}, expected 'prompt-lookup', 'early-exit:N', "
+            "'medusa:PATH', a loaded model or None"
         )
     return drafter
+
+
+def make_medusa(target: LanguageModel, path: str, topology: Topology | None) -> Medusa:
+    """The drafter of a file of Medusa heads; a chain of them all by default.
+
+    Raises:
+        UserError: the file is none for this target, or has too few heads.
+    """
+    from jaxspec.checkpoints.medusa import load_heads
+
+    decoder = target.decoder
+    heads = load_heads(path, decoder.config, decoder.dtype)
+    count = heads.weights.shape[0]
+    topology = Topology.chain(count) if topology is None else topology
+    if topology.depth > count:
+        raise UserError(
+            f"{path} has {count} heads, but a draft of depth {topology.depth} is asked "
+            f"for; draft_tokens or the levels of tree may be {count} at most"
+        )
+    return Medusa(heads, topology)
 
 
 def find_exit(target: LanguageModel, layers: str) -> int:

@@ -63,9 +63,10 @@ class Generator:
         Args:
             target: whose distribution the output has.
             drafter: a model of the same tokenizer, `"prompt-lookup"`, `"early-exit:N"`
-                (the target's own first N layers), a drafter made by hand, or None for
-                plain decoding.
-            draft_tokens: k, of each round; by default 4, in a chain.
+                (the target's own first N layers), `"medusa:PATH"` (a file of Medusa
+                heads), a drafter made by hand, or None for plain decoding.
+            draft_tokens: k, of each round; by default 4 (of Medusa all heads), in a
+                chain.
             tree: draft a tree instead: `(4, 2, 1)` has 4 first tokens, 2 more after
                 each of them, and 1 after each of those; or any `Topology`.
             rule: how draft tokens are accepted: `rejection`, `block` (more of them),

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import lax
 
 from jaxspec.cache import BLOCK, KVCache, Scratch, within
+from jaxspec.drafters.medusa import Heads
 from jaxspec.models.config import ModelConfig, Rope
 from jaxspec.models.decoder import Decoder
 from jaxspec.types import Context, Draft, Noise, Output, Target
@@ -49,6 +50,14 @@ def near(model: Decoder, noise: float) -> Decoder:
     rng = np.random.default_rng(0)
     moved = [leaf * (1 + noise * rng.normal(size=leaf.shape)) for leaf in leaves]
     return jax.tree.unflatten(tree, [jnp.asarray(leaf, "f4") for leaf in moved])
+
+
+def heads(model: Decoder, count: int) -> Heads:
+    """Random Medusa heads for models of this one's width."""
+    width, rng = model.config.hidden_size, np.random.default_rng(count)
+    shape = (count, 1, width, width)
+    weights = jnp.asarray(rng.normal(size=shape) * width**-0.5, model.dtype)
+    return Heads(weights, jnp.zeros(shape[:3], model.dtype))
 
 
 def constant(model: Decoder) -> Decoder:

@@ -41,7 +41,7 @@ def open_folder(folder: Path) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     faults: list[str] = []
     for path, names in _weight_files(folder).items():
-        for stored, kind in _open_tensors(path, names, faults):
+        for stored, kind in open_tensors(path, names, faults):
             name = _canonical(stored.source)
             if _DERIVED.fullmatch(name) or (
                 has_images and _IMAGE_PART.match(stored.source)
@@ -108,7 +108,7 @@ def _indexed_files(folder: Path) -> dict[Path, frozenset[str] | None]:
     return {folder / file: frozenset(names[file]) for file in sorted(names)}
 
 
-def _open_tensors(
+def open_tensors(
     path: Path, indexed: frozenset[str] | None, faults: list[str]
 ) -> Iterator[tuple[StoredTensor, str]]:
     """The tensors of one file with their stored types; index faults go to `faults`."""

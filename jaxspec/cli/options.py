@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, EARLY_EXIT, find_tree
+from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, EARLY_EXIT, MEDUSA, find_tree
 from jaxspec.core.accept import RULES
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
@@ -12,6 +12,7 @@ from jaxspec.loading import load
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_RULE = "rejection"
+TREE_DRAFTERS = (EARLY_EXIT, MEDUSA)
 
 
 def add_verb(
@@ -38,8 +39,9 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="prompt-lookup",
         help="prompt-lookup copies from the text so far; early-exit:N drafts with the "
-        "model's own first N layers (a model not trained for it accepts little); none "
-        "is plain decoding (default: %(default)s)",
+        "model's own first N layers (a model not trained for it accepts little); "
+        "medusa:PATH with heads that were trained for it; none is plain decoding "
+        "(default: %(default)s)",
     )
     add(
         "--draft-tokens",
@@ -52,7 +54,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="N,N,...",
         type=_children,
         help="draft a tree: 4,2,1 is 4 first tokens, 2 more after each, 1 after each "
-        "of those; with --draft-model or early-exit",
+        "of those; with --draft-model, early-exit or medusa",
     )
     add(
         "--rule",
@@ -97,9 +99,10 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
                 f"--draft-tokens is {args.draft_tokens}, expected 1 or more"
             )
     if args.tree is not None:
-        if args.draft_model is None and not args.drafter.startswith(EARLY_EXIT):
+        if args.draft_model is None and not args.drafter.startswith(TREE_DRAFTERS):
             raise UserError(
-                "--tree needs a --draft-model or --drafter early-exit:N to draft it"
+                "--tree needs a --draft-model, or --drafter early-exit:N or "
+                "medusa:PATH, to draft it"
             )
         if args.draft_tokens is not None:
             raise UserError("--draft-tokens and --tree are both given; leave one out")

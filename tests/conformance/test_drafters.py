@@ -14,6 +14,7 @@ from jaxspec.decoding.state import LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.types import Chunk, Context, Target
 from tests import fakes, runs
@@ -29,6 +30,8 @@ DRAFTERS = {
     "draft_model, tree": lambda draft: DraftModel(draft, TREE),
     "early_exit": lambda draft: EarlyExit(1, Topology.chain(NODES)),
     "early_exit, tree": lambda draft: EarlyExit(1, TREE),
+    "medusa": lambda draft: Medusa(fakes.heads(draft, NODES), Topology.chain(NODES)),
+    "medusa, tree": lambda draft: Medusa(fakes.heads(draft, 3), TREE),
     "prompt_lookup": lambda draft: PromptLookup(NODES, min_ngram=1),
 }
 MET_AT_LEAST = 20

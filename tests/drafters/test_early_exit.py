@@ -1,7 +1,6 @@
 """Early exit: nothing is computed twice, and what it drafts is told as it was drawn."""
 
 import dataclasses
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from jaxspec.decoding.loop import decode
 from jaxspec.drafters.early_exit import EarlyExit, ExitAdapter
 from jaxspec.models.decoder import Block
 from tests import fakes, runs
-from tests.exactness.chi_square import ACCEPTABLE, DAMNING, p_value
 
 LAYERS, EXIT = 3, 2
 CHAIN, TREE = Topology.chain(3), Topology.branching((2, 2, 1))
@@ -95,38 +93,6 @@ def test_an_adapter_takes_part_and_changes_no_greedy_id(target):
         for name, run in done.items()
     }
     assert drafted["bare"] == drafted["fresh"] != drafted["moved"]
-
-
-VOCAB, NEW, REPEATS, ROWS = 6, 3, 6, 1920
-
-
-@pytest.mark.parametrize("topology", [CHAIN, TREE], ids=["chain", "tree"])
-def test_sampled_texts_have_the_targets_law(topology):
-    """All texts of three tokens, against the target's own probabilities."""
-    small = fakes.tiny(3, layers=LAYERS, vocab=VOCAB)
-    prompt = [2, 4, 1]
-    texts = np.array(list(itertools.product(range(VOCAB), repeat=NEW)), np.int32)
-    whole = np.concatenate([np.tile(prompt, (len(texts), 1)), texts], axis=1)
-    logits = np.asarray(runs.replay(small, jnp.asarray(whole, jnp.int32), 1), float)
-    rows = logits[:, len(prompt) - 1 : -1]
-    probs = np.exp(rows - rows.max(axis=-1, keepdims=True))
-    probs /= probs.sum(axis=-1, keepdims=True)
-    law = np.take_along_axis(probs, texts[..., None], axis=-1)[..., 0].prod(axis=-1)
-    assert law.sum() == pytest.approx(1)
-    counts, accepted = np.zeros(len(texts)), 0
-    batch = runs.Batch([prompt] * ROWS, new=NEW, temperature=1.0, capacity=16, chunk=4)
-    for repeat in range(REPEATS):
-        seeds = range(repeat * ROWS, (repeat + 1) * ROWS)
-        run = runs.generate(small, EarlyExit(1, topology), batch._replace(seeds=seeds))
-        codes = np.array(run.ids) @ VOCAB ** np.arange(NEW)[::-1]
-        counts += np.bincount(codes, minlength=len(texts))
-        accepted += int(np.asarray(run.state.statistics.accepted).sum())
-    assert accepted >= 1000
-    found = p_value(counts, law)
-    uniform = p_value(counts, np.full(len(texts), 1 / len(texts)))
-    print(f"p = {found:.1e}; against the uniform law {uniform:.1e}")
-    assert found > ACCEPTABLE
-    assert uniform < DAMNING
 
 
 @pytest.mark.parametrize("name", ["0", "3", "12", "-1", "", "two", "1.5"])

@@ -1,0 +1,72 @@
+"""The tensors of a drafter's weights, from safetensors or a checked pickle."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxspec.checkpoints.huggingface import open_tensors
+from jaxspec.checkpoints.tensors import StoredTensor
+from jaxspec.errors import UserError
+
+PICKLES = (".pt", ".pth", ".bin")
+
+
+def find_weights(path: Path, names: tuple[str, ...]) -> Path:
+    """The file itself, or the first of `names` that is in the folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    if path.is_file():
+        return path
+    if path.is_dir():
+        for name in names:
+            if (path / name).is_file():
+                return path / name
+        raise UserError(f"{path}: holds none of {', '.join(names)}")
+    raise UserError(f"{path}: no such file or folder")
+
+
+def open_weights(path: Path) -> Mapping[str, StoredTensor]:
+    """The tensors by their names in the file.
+
+    Raises:
+        UserError: the file is broken, or a pickle that cannot be read safely.
+    """
+    if path.suffix in PICKLES:
+        return _open_pickle(path)
+    faults: list[str] = []
+    return {stored.source: stored for stored, _ in open_tensors(path, None, faults)}
+
+
+def _open_pickle(path: Path) -> Mapping[str, StoredTensor]:
+    """Only tensors come out of `weights_only`: no code of the file is run."""
+    try:
+        import torch
+    except ImportError:
+        safe = path.with_suffix(".safetensors").name
+        raise UserError(
+            f"{path}: pickled weights need PyTorch to be read; convert them where it "
+            'is installed: python -c "import torch, safetensors.torch as s; '
+            f"s.save_file(torch.load('{path.name}', weights_only=True), '{safe}')\""
+        ) from None
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: not a file of weights only ({detail})") from None
+    if not isinstance(values, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor)
+        for name, value in values.items()
+    ):
+        raise UserError(f"{path}: expected names and tensors, and nothing else")
+
+    def stored(name, tensor):
+        whole = tensor.is_floating_point()
+
+        def rows(start, stop):
+            part = tensor[start:stop]
+            return (part.float() if whole else part).numpy()
+
+        return StoredTensor(name, tuple(tensor.shape), rows)
+
+    return {name: stored(name, tensor) for name, tensor in values.items()}

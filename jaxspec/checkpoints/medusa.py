@@ -1,0 +1,179 @@
+"""Medusa heads from the files of Cai et al. and from those of vLLM's layout."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.fields import refuse_all, shown
+from jaxspec.checkpoints.head_files import find_weights, open_weights
+from jaxspec.checkpoints.tensors import StoredTensor
+from jaxspec.drafters.medusa import Heads
+from jaxspec.models.config import ModelConfig
+
+_FILES = (
+    *("medusa_lm_head.safetensors", "model.safetensors"),
+    *("medusa_lm_head.pt", "pytorch_model.bin"),
+)
+# A folder of the whole model has its heads under a prefix, and other tensors beside.
+_PREFIXES = ("medusa_head.", "medusa_heads.")
+_BLOCK = (
+    re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"),
+    re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"),
+)
+_OWN = re.compile(r"(\d+)\.(\d+)\.weight")
+_VLLM = re.compile(r"lm_heads\.(\d+)\.weight")
+_MOST = 64
+
+# ("weight" | "bias" | "vocabulary", head, layer) or ("ids", 0, 0).
+Key = tuple[str, int, int]
+_IDS: Key = ("ids", 0, 0)
+
+
+def load_heads(
+    path: str | os.PathLike[str], config: ModelConfig, dtype: Any = jnp.float32
+) -> Heads:
+    """Reads the heads; how many there are is counted in the tensors.
+
+    The config that lies beside them is not asked: published ones say 2 where the file
+    has 5.
+
+    Args:
+        path: a safetensors file, a `.pt` or `.bin` (with PyTorch at hand), or a folder
+            with one of the usual names.
+        config: of the target.
+        dtype: of the heads.
+
+    Raises:
+        UserError: lists every tensor that is missing, unknown or of another shape.
+    """
+    file = find_weights(Path(path), _FILES)
+    tensors = _own_tensors(open_weights(file))
+    found: dict[Key, StoredTensor] = {}
+    faults = []
+    for name, stored in tensors.items():
+        key = _key(name)
+        if key is None or max(key[1:]) >= _MOST:
+            faults.append(f"tensor `{shown(name)[1:-1]}` is none of Medusa heads")
+        else:
+            found[key] = stored
+    refuse_all(faults + _faults(found, config), str(file))
+    return _read_heads(found, dtype)
+
+
+def _own_tensors(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    for prefix in _PREFIXES:
+        own = {
+            n.removeprefix(prefix): t
+            for n, t in tensors.items()
+            if n[: len(prefix)] == prefix
+        }
+        if own:
+            return own
+    return tensors
+
+
+def _key(name: str) -> Key | None:
+    for pattern in _BLOCK:
+        if match := pattern.fullmatch(name):
+            return match[3], int(match[1]), int(match[2])
+    if match := _OWN.fullmatch(name):
+        return "vocabulary", int(match[1]), int(match[2])
+    if match := _VLLM.fullmatch(name):
+        # Its number of layers is not in the name.
+        return "vocabulary", int(match[1]), -1
+    return _IDS if name == "token_map" else None
+
+
+def _sizes(found: Mapping[Key, StoredTensor]) -> tuple[int, int]:
+    """How many heads there are, and how many blocks a head has."""
+    weights = [key for key in found if key[0] == "weight"]
+    heads = max((head for _, head, _ in weights), default=-1) + 1
+    return heads, max((layer for *_, layer in weights), default=-1) + 1
+
+
+def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]:
+    """What keeps the tensors from being heads of the target."""
+    heads, layers = _sizes(found)
+    if not heads:
+        return ["holds no Medusa head"]
+    width, rows = config.hidden_size, config.vocab_size
+    ids = found.get(_IDS)
+    if ids is not None and len(ids.shape) == 1:
+        rows = ids.shape[0]
+    wanted: dict[Key, tuple[int, ...]] = {}
+    own = {key for key in found if key[0] == "vocabulary"}
+    biased = any(key[0] == "bias" for key in found)
+    for head in range(heads):
+        for layer in range(layers):
+            wanted["weight", head, layer] = (width, width)
+            if biased:
+                wanted["bias", head, layer] = (width,)
+        if own:
+            last = -1 if ("vocabulary", head, -1) in found else layers
+            wanted["vocabulary", head, last] = (rows, width)
+    faults = []
+    for key, shape in wanted.items():
+        if key not in found:
+            faults.append(f"head {key[1]} lacks its {key[0]}")
+        elif found[key].shape == shape and _is_whole(found[key]):
+            faults.append(f"tensor `{found[key].source}` holds whole numbers")
+        elif found[key].shape != shape:
+            faults.append(
+                f"tensor `{found[key].source}` has shape {list(found[key].shape)}, "
+                f"expected {list(shape)} for a target of width {width} and "
+                f"{config.vocab_size} ids"
+            )
+    for key in set(found) - set(wanted) - {_IDS}:
+        faults.append(f"tensor `{found[key].source}` belongs to no head")
+    return faults + _id_faults(found, bool(own), config.vocab_size)
+
+
+def _id_faults(found, has_own: bool, vocabulary: int) -> list[str]:
+    stored = found.get(_IDS)
+    if stored is None:
+        return []
+    if not has_own:
+        return ["`token_map` has no use without `lm_heads`"]
+    if len(stored.shape) != 1 or not stored.shape[0] or not _is_whole(stored):
+        return ["`token_map` is no list of ids"]
+    ids = stored.rows(0, stored.shape[0])
+    if ids.min() < 0 or ids.max() >= vocabulary or np.unique(ids).size != ids.size:
+        return [
+            f"`token_map` has ids from {ids.min()} to {ids.max()}, expected different "
+            f"ones from 0 to {vocabulary - 1}"
+        ]
+    return []
+
+
+def _is_whole(stored: StoredTensor) -> bool:
+    return stored.rows(0, 1).dtype.kind in "iub"
+
+
+def _read_heads(found: Mapping[Key, StoredTensor], dtype: Any) -> Heads:
+    heads, layers = _sizes(found)
+
+    def whole(key: Key, of=dtype) -> jax.Array:
+        stored = found[key]
+        return jnp.asarray(stored.rows(0, stored.shape[0]), of)
+
+    def stack(kind: str) -> jax.Array:
+        return jnp.stack(
+            [
+                jnp.stack([whole((kind, head, layer)) for layer in range(layers)])
+                for head in range(heads)
+            ]
+        )
+
+    weights = stack("weight")
+    biased = any(key[0] == "bias" for key in found)
+    biases = stack("bias") if biased else jnp.zeros(weights.shape[:3], dtype)
+    own = sorted(key for key in found if key[0] == "vocabulary")
+    vocabulary = jnp.stack([whole(key) for key in own]) if own else None
+    ids = whole(_IDS, jnp.int32) if _IDS in found else None
+    return Heads(weights, biases, vocabulary, ids)
