@@ -83,8 +83,6 @@ def runs(model_path, draft_path, prompts_file):
         "plain": run("--drafter", "none"),
         "lookup": run("--drafter", "prompt-lookup", "--draft-tokens", "3"),
         "itself": run("--draft-model", model_path, "--draft-tokens", "3"),
-        "draft": run("--draft-model", draft_path, "--draft-tokens", "3"),
-        "early exit": run("--drafter", "early-exit:1", "--draft-tokens", "3"),
         "exit, tree": run("--drafter", "early-exit:1", "--tree", "2,1,1"),
         "tree": run("--draft-model", draft_path, "--tree", "3,1,1"),
     }

@@ -24,7 +24,13 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+PARAMS = [
+    pytest.param(name, marks=pytest.mark.full if "chain" in name else ())
+    for name in DRAFTERS
+]
+
+
+@pytest.mark.parametrize("name", PARAMS)
 def test_sampled_texts_have_the_targets_law(name):
     """All texts of three tokens, against the target's own probabilities."""
     prompt = [2, 4, 1]

@@ -45,7 +45,14 @@ def coupled(drafter):
     return run(DRAFTERS[drafter](NODES), BATCH, rule="coupled")
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+IN_FULL = ("tree of the likeliest", "another model")
+PARAMS = [
+    pytest.param(name, marks=pytest.mark.full if name in IN_FULL else ())
+    for name in DRAFTERS
+]
+
+
+@pytest.mark.parametrize("drafter", PARAMS)
 def test_ids_are_plain_samplings_whatever_the_drafter(drafter):
     done = coupled(drafter)
     assert done.ids == plain_ids()

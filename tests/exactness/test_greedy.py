@@ -47,7 +47,10 @@ DRAFTS = {
 }
 # `block` takes no trees.
 DRAFTED = [
-    (rule, drafter)
+    pytest.param(
+        *(rule, drafter),
+        marks=pytest.mark.full if (rule, drafter) == ("coupled", "tree") else (),
+    )
     for rule in LOSSLESS
     for drafter in DRAFTS
     if drafter != "none" and (rule, drafter) != ("block", "tree")
