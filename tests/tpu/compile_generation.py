@@ -31,7 +31,9 @@ from jaxspec.batching import (
 from jaxspec.checkpoints.hub import fetch
 from jaxspec.checkpoints.load import open_checkpoint
 from jaxspec.core.report import Reporting
+from jaxspec.core.topology import Topology
 from jaxspec.decoding.state import DecodingState, Options, Prompts
+from jaxspec.drafters.medusa import Heads, Medusa
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig, Rope
@@ -49,6 +51,7 @@ ENVIRONMENT = {
 }
 # A loop right in a round's body: with a drafter that runs no model, only a commit's.
 COMMIT = re.compile(r' while\(.*op_name="jit\(decode\)/while/body/(?!cond)[^"]*"')
+TREE = (2, 2, 1)
 TINY = ModelConfig(
     family="llama",
     vocab_size=512,
@@ -104,13 +107,14 @@ class Slice:
         return self.generator_of(self.model(self.target, config), self.drafter)
 
     def generator_of(
-        self, target: LanguageModel, drafter, rule: str = "rejection"
+        self, target: LanguageModel, drafter, rule: str = "rejection", tree=None
     ) -> Generator:
-        """A generator with the numbers of the file."""
+        """A generator with the numbers of the file, or of a tree."""
         return Generator(
             target,
             drafter,
-            draft_tokens=self.draft_tokens,
+            draft_tokens=None if tree else self.draft_tokens,
+            tree=tree,
             rule=rule,
             capacity=self.capacity,
         )
@@ -224,6 +228,15 @@ def printing_loop(count):
     return lax.while_loop(lambda done: done < count, body, jnp.int32(0))
 
 
+def heads(decoder: Decoder) -> Medusa:
+    """Medusa heads of shapes only."""
+    topology, width = Topology.branching(TREE), decoder.config.hidden_size
+    weights = (topology.depth, 1, width, width)
+    shapes = jax.ShapeDtypeStruct(weights, decoder.dtype)
+    biases = jax.ShapeDtypeStruct(weights[:3], decoder.dtype)
+    return Medusa(Heads(shapes, biases), topology)  # pyright: ignore
+
+
 def main(path: str) -> None:
     """Prints the reports of the slice's generation, of a draft model and a control."""
     setup = Slice(**yaml.safe_load(Path(path).read_text()))
@@ -234,6 +247,11 @@ def main(path: str) -> None:
     models = small.model("target", TINY), small.model("draft", draft)
     pair = small.generator_of(*models)
     others = {rule: small.generator_of(*models, rule) for rule in ("block", "coupled")}
+    trees = {
+        "draft model, tree": small.generator_of(*models, tree=TREE),
+        "early exit, tree": small.generator_of(models[0], "early-exit:1", tree=TREE),
+        "medusa, tree": small.generator_of(models[0], heads(models[0].decoder)),
+    }
     control = Program(printing_loop)
     reports = {
         "slice": programs(setup, setup.generator()),
@@ -242,6 +260,7 @@ def main(path: str) -> None:
             f"every option, {rule}": programs(small, generator, **EVERYTHING)
             for rule, generator in others.items()
         },
+        **{name: programs(small, generator) for name, generator in trees.items()},
         "printing": report(
             compile_for(setup.sharding, control, (np.int32(3),)), control
         ),

@@ -22,6 +22,7 @@ PROGRAMS = ("first chunk", "later chunk", "rounds")
 GENERATIONS = (
     *("slice", "draft model"),
     *("every option, block", "every option, coupled"),
+    *("draft model, tree", "early exit, tree", "medusa, tree"),
 )
 CPU_RUN = """
 import pathlib, sys
