@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.acceptance_watch import AcceptanceWatch
 from jaxspec.arguments import check_call, check_pairing, find_rule, make_drafter
 from jaxspec.batching import (
     LARGEST_CHUNK,
@@ -89,6 +90,7 @@ class Generator:
         self.drafter = make_drafter(target, drafter, draft_tokens, tree)
         check_pairing(self.rule, self.drafter)
         self.capacity = capacity
+        self._watch = AcceptanceWatch(self.drafter)
         # First chunk of a prompt, later chunks, rounds. The state is given away: the
         # caches are updated where they lie.
         self.programs = (
@@ -288,6 +290,7 @@ class Generator:
         outcome = idle_outcome(prompts, self.drafter.depth, options.reporting)
         for state in self._states(prompts, options, rounds=rounds, watch=watch):
             outcome = outcome if _is_running(state) else read_outcome(state)
+        self._watch.see(outcome.statistics)
         after = np.array([(p.seconds, p.compile_seconds) for p in self.programs])
         first, later, rounds = (after - before)[:, 0].tolist()
         timing = Timing(first + later, rounds, float((after - before)[:, 1].sum()))

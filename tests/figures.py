@@ -2,6 +2,7 @@
 
     python -m tests.figures forwards MODEL        # one forward, against transformers
     python -m tests.figures rounds TARGET DRAFT   # a round against its own forwards
+    python -m tests.figures drafters MODEL        # a round of each drafter and tree
     python -m tests.figures truncation            # top-k and top-p, against a sort
     python -m tests.figures humaneval FILE.jsonl  # the Qwen pair on HumanEval prompts
 

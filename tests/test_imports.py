@@ -17,7 +17,7 @@ LAYERS = [
     {"drafters", "decoding"},
     {"checkpoints", "tokenizer", "chat_template"},
     {"loading", "programs", "row_options", "requests", "results", "batching"},
-    {"stopping", "arguments"},
+    {"stopping", "arguments", "acceptance_watch"},
     {"generator"},
     {"certify"},
     {"cli"},

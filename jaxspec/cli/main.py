@@ -2,8 +2,9 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxspec.cli import certify, demo, fetch, generate
 from jaxspec.errors import UserError
@@ -43,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code, 2 for a user's mistake."""
     args = build_parser().parse_args(arguments)
     try:
-        return args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return args.run(args)
     except UserError as error:
         print(f"jaxspec: error: {error}", file=sys.stderr)
         return 2
@@ -54,6 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxspec: interrupted", file=sys.stderr)
         return 130
+
+
+def _show_warning(message: Warning | str, *where: Any) -> None:
+    """A warning is for the user: where in the code it was raised is not."""
+    print(f"jaxspec: warning: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

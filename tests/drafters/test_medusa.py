@@ -274,13 +274,16 @@ def test_the_command_line_takes_heads_and_a_tree(tmp_path):
     path = written(tmp_path, medusa_layout(made))
     prompt = ("generate", "--model", model, "--prompt", "1 2 3", "--max-new-tokens")
     runs = [
-        jaxspec_command(*prompt, "12", "--json", "--drafter", *drafter)
+        jaxspec_command(*prompt, "240", "--json", "--drafter", *drafter)
         for drafter in (("none",), (f"medusa:{path}", "--tree", "2,2"))
     ]
     assert [run.returncode for run in runs] == [0, 0], runs[1].stderr
     plain, drafted = (json.loads(run.stdout) for run in runs)
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["stats"]["drafted"] > 0
+    # Random heads are what a file loaded wrongly looks like.
+    (warning,) = runs[1].stderr.splitlines()
+    assert warning.startswith("jaxspec: warning: the drafter's first tokens were acc")
     refused = jaxspec_command(
         *prompt, "12", "--drafter", f"medusa:{path}", "--draft-tokens", "9"
     )
