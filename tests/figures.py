@@ -24,8 +24,11 @@ import numpy as np
 import jaxspec
 from jaxspec.cache import causal, run_rows
 from jaxspec.core.sampling import Sampling
+from jaxspec.core.topology import Topology
 from jaxspec.core.warp import warp
-from tests import models_on_disk
+from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.medusa import Medusa
+from tests import fakes, models_on_disk
 
 CONTEXT = 200
 
@@ -167,6 +170,40 @@ def humaneval(path, count=10, new=128):
     report(f"draft, k=4, one batch of {count}", together, results["plain"])
 
 
+def drafters(name):
+    """Milliseconds of a round of each drafter and tree, beside plain decoding's."""
+    target = jaxspec.load(name)
+    # Any heads cost the same; these have the target's vocabulary head.
+    heads = fakes.heads(target.decoder, 16)
+    trees = {
+        n: Topology.likeliest([[0.5, 0.2, 0.1, 0.05]] * 4, n) for n in (4, 8, 16, 32)
+    }
+    made = {
+        "medusa, chain of 4": Medusa(heads, Topology.chain(4)),
+        "medusa, chain of 16": Medusa(heads, Topology.chain(16)),
+        **{f"medusa, tree of {n}": Medusa(heads, tree) for n, tree in trees.items()},
+        "early exit after 8 layers, chain of 4": EarlyExit(8, Topology.chain(4)),
+        "early exit after 8 layers, tree of 16": EarlyExit(8, trees[16]),
+        "early exit after 20 layers, chain of 4": EarlyExit(20, Topology.chain(4)),
+    }
+    generators = {"plain": jaxspec.Generator(target)}
+    generators |= {each: jaxspec.Generator(target, made[each]) for each in made}
+    prompt = np.random.default_rng(0).integers(0, 1000, CONTEXT).tolist()
+    for options in ({}, {"temperature": 0.8, "top_p": 0.95}):
+        seconds = {each: [] for each in generators}
+
+        def run(each, options=options, seconds=seconds):
+            result = generators[each].generate(
+                prompt, max_new_tokens=24, eos_ids=(), **options
+            )
+            seconds[each].append(result.stats.decode_seconds / result.stats.rounds)
+
+        medians({each: lambda each=each: run(each) for each in generators}, repeats=5)
+        print(options or "greedy")
+        for each, times in seconds.items():
+            print(f"  {each}: {1e3 * statistics.median(times[1:]):.1f} ms")
+
+
 def truncation(rows=5, vocabulary=151_936):
     """Top-k and top-p of the rows of a verify: threshold search against a sort."""
     rng = np.random.default_rng(0)
@@ -228,6 +265,7 @@ if __name__ == "__main__":
     figures = {
         "forwards": forwards,
         "rounds": rounds,
+        "drafters": drafters,
         "truncation": truncation,
         "humaneval": humaneval,
     }
