@@ -2,6 +2,8 @@
 
 import warnings
 
+import numpy as np
+
 from jaxspec.decoding.state import Statistics
 from jaxspec.types import Drafter
 
@@ -15,26 +17,24 @@ class AcceptanceWatch:
 
     def __init__(self, drafter: Drafter):
         """Watches from now on."""
-        topology = getattr(drafter, "topology", None)
-        # A drafter without a topology drafts chains.
-        self._children = 1 if topology is None else topology.parents.count(0)
-        self._rounds = self._accepted = 0.0
+        self._rounds = self._accepted = 0
         self._done = drafter.nodes == 0
 
     def see(self, statistics: Statistics) -> None:
         """Takes in a batch; the verdict falls with the first 200 rounds or more."""
         if self._done:
             return
-        # A round with a valid node has all children of the root, or but a few.
-        self._rounds += float(statistics.drafted[:, 0].sum()) / self._children
-        self._accepted += float(statistics.accepted[:, 0].sum())
+        # A chain has one first node in each round that has any, a tree more.
+        drafting = np.minimum(statistics.rounds, statistics.drafted[:, 0])
+        self._rounds += int(drafting.sum())
+        self._accepted += int(statistics.accepted[:, 0].sum())
         if self._rounds < FIRST_ROUNDS:
             return
         self._done = True
         if self._accepted < SUSPICIOUS * self._rounds:
             warnings.warn(
-                f"the drafter's first tokens were accepted in {self._accepted:.0f} of "
-                f"{self._rounds:.0f} rounds: its checkpoint may have been mis-loaded, "
+                f"the drafter's first tokens were accepted in {self._accepted} of "
+                f"{self._rounds} rounds: its checkpoint may have been mis-loaded, "
                 "or not be made for this target; plain decoding is faster",
                 stacklevel=2,
             )

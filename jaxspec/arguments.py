@@ -5,6 +5,7 @@ import operator
 from collections.abc import Sequence
 
 from jaxspec.core.accept import RULES, Rule
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
@@ -19,6 +20,7 @@ from jaxspec.types import Drafter
 MOST_ALTERNATIVES = 100
 MOST_NODES = 256
 DEFAULT_DRAFT_TOKENS = 4
+Tree = Topology | DynamicTree | Sequence[int]
 EARLY_EXIT, MEDUSA = "early-exit:", "medusa:"
 
 
@@ -54,7 +56,7 @@ def make_drafter(
     target: LanguageModel,
     drafter: LanguageModel | Drafter | str | None,
     count: int | None = None,
-    tree: Topology | Sequence[int] | None = None,
+    tree: Tree | None = None,
 ) -> Drafter:
     """The drafter that an argument names, of k = `count` or of a tree.
 
@@ -71,6 +73,10 @@ def make_drafter(
     if isinstance(drafter, LanguageModel):
         require_same_tokenizer(target, drafter)
         return DraftModel(drafter.decoder, shape)
+    if isinstance(shape, DynamicTree):
+        raise UserError(
+            f"a dynamic tree needs a draft model to grow it, the drafter is {drafter!r}"
+        )
     if isinstance(drafter, str) and drafter.startswith(EARLY_EXIT):
         return EarlyExit(find_exit(target, drafter.removeprefix(EARLY_EXIT)), shape)
     if isinstance(drafter, str) and drafter.startswith(MEDUSA):
@@ -128,13 +134,13 @@ def find_exit(target: LanguageModel, layers: str) -> int:
     return int(layers)
 
 
-def find_tree(tree: Topology | Sequence[int]) -> Topology:
-    """The topology of an argument: itself, or the children of each level.
+def find_tree(tree: Tree) -> Topology | DynamicTree:
+    """The tree of an argument: itself, or one with these children of each level.
 
     Raises:
         UserError: it is neither, or has too many nodes.
     """
-    if not isinstance(tree, Topology):
+    if not isinstance(tree, Topology | DynamicTree):
         if not all(is_whole(count, 1) for count in tree):
             raise UserError(f"tree is {tree!r}, expected whole numbers over 0")
         nodes = sum(itertools.accumulate(tree, operator.mul))

@@ -16,6 +16,7 @@ from jaxspec.batching import (
     pack_sequences,
     power_of_two,
 )
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.report import Reporting
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.loop import decode, prefill
@@ -55,7 +56,7 @@ class Generator:
         drafter: LanguageModel | Drafter | str | None = None,
         *,
         draft_tokens: int | None = None,
-        tree: Topology | Sequence[int] | None = None,
+        tree: Topology | DynamicTree | Sequence[int] | None = None,
         rule: str = "rejection",
         capacity: int | None = None,
     ):
@@ -69,7 +70,8 @@ class Generator:
             draft_tokens: k, of each round; by default 4 (of Medusa all heads), in a
                 chain.
             tree: draft a tree instead: `(4, 2, 1)` has 4 first tokens, 2 more after
-                each of them, and 1 after each of those; or any `Topology`.
+                each of them, and 1 after each of those; or any `Topology`; or, with a
+                draft model, a `DynamicTree`.
             rule: how draft tokens are accepted: `rejection`, `block` (more of them),
                 `coupled` (the ids are those of plain decoding with the same seed) or
                 `typical` (lossy: not the target's distribution).

@@ -219,7 +219,7 @@ class Certain:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["inner", "text", "forced", "seed"],
-    meta_fields=[],
+    meta_fields=["by_warp"],
 )
 @dataclasses.dataclass(frozen=True)
 class Oracle:
@@ -234,12 +234,14 @@ class Oracle:
         text: the plain run's tokens, prompt included.
         forced: False leaves the drafter alone (the same program serves both).
         seed: of the depths.
+        by_warp: for a drafter that looks at likelihoods alone and tells none.
     """
 
     inner: Any
     text: Any
     forced: Any = True
     seed: Any = 0
+    by_warp: bool = False
 
     @property
     def taps(self):
@@ -287,17 +289,29 @@ class Oracle:
         vocabulary = target.model.vocab_size
         tokens = jnp.where(wrong, (text + 1 + place) % vocabulary, text)
 
-        def dictated(slots, positions):
-            index = positions - context.length[:, None]
+        def liking(index):
+            """How much each token of this place in the draft is wanted."""
             chosen, never = (
                 jnp.take_along_axis(each, index, axis=1, mode="clip")
                 for each in (tokens, jnp.where(wrong, text, -1))
             )
             # Nor may a sibling of the wrong token be the right one.
             certain = jax.nn.one_hot(chosen, vocabulary) * CERTAIN
-            certain -= jax.nn.one_hot(never, vocabulary) * CERTAIN
-            return jnp.where(self.forced, certain, noise(slots, positions))
+            return certain - jax.nn.one_hot(never, vocabulary) * CERTAIN
 
+        def dictated(slots, positions):
+            wanted = liking(positions - context.length[:, None])
+            return jnp.where(self.forced, wanted, noise(slots, positions))
+
+        def swayed(logits, path_tokens, path_count):
+            log_probs = context.warp(logits, path_tokens, path_count)
+            # Never above 0: a path must not be likelier than its beginning.
+            wanted = liking(path_count) - CERTAIN
+            return log_probs + jnp.where(self.forced, wanted, 0.0)
+
+        if self.by_warp:
+            swayed_context = context._replace(warp=swayed)
+            return self.inner.propose(target, state, swayed_context, noise)
         draft, state = self.inner.propose(target, state, context, dictated)
         if draft.log_probs is None:
             active = jnp.broadcast_to(context.active[:, None], tokens.shape)

@@ -5,6 +5,7 @@ import pytest
 
 import jaxspec
 from jaxspec.batching import chunks, pack, power_of_two
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.loading import LanguageModel
@@ -57,13 +58,15 @@ def test_a_tree_writes_what_the_target_writes_in_fewer_rounds(plain, target):
     chain = jaxspec.Generator(target, near, draft_tokens=3)
     tree = jaxspec.Generator(target, near, tree=(3, 2, 1))
     expected = ids_of(plain.generate(IDS, max_new_tokens=40))
-    found = {each: each.generate(IDS, max_new_tokens=40) for each in (chain, tree)}
+    grown = jaxspec.Generator(target, near, tree=DynamicTree(4, 3, 9))
+    made = (chain, tree, grown)
+    found = {each: each.generate(IDS, max_new_tokens=40) for each in made}
     for results in found.values():
         assert ids_of(results) == expected
     rounds = [sum(r.stats.rounds for r in results) for results in found.values()]
-    print(f"rounds of a chain and a tree: {rounds}")
-    assert rounds[1] < 0.9 * rounds[0]
-    for result in found[tree]:
+    print(f"rounds of a chain, a tree and a dynamic tree: {rounds}")
+    assert max(rounds[1:]) < 0.9 * rounds[0]
+    for result in found[tree] + found[grown]:
         assert 0 <= result.stats.acceptance_rate <= 1
         assert result.stats.drafted > result.stats.rounds
 

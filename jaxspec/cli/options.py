@@ -1,17 +1,20 @@
 """Options that more than one verb has, and what they make."""
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
 from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, EARLY_EXIT, MEDUSA, find_tree
 from jaxspec.core.accept import RULES
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import load
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_RULE = "rejection"
+_DYNAMIC = re.compile(r"dynamic:depth=(\d{1,4}),topk=(\d{1,4}),nodes=(\d{1,4})")
 TREE_DRAFTERS = (EARLY_EXIT, MEDUSA)
 
 
@@ -51,10 +54,11 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--tree",
-        metavar="N,N,...",
-        type=_children,
+        metavar="TREE",
+        type=_tree,
         help="draft a tree: 4,2,1 is 4 first tokens, 2 more after each, 1 after each "
-        "of those; with --draft-model, early-exit or medusa",
+        "of those; dynamic:depth=5,topk=4,nodes=16 chooses the likeliest nodes in each "
+        "round (with --draft-model); with --draft-model, early-exit or medusa",
     )
     add(
         "--rule",
@@ -71,13 +75,19 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _children(text: str) -> tuple[int, ...]:
-    """The children of each level of a tree."""
+def _tree(text: str) -> tuple[int, ...] | DynamicTree:
+    """The children of each level of a tree, or a dynamic one."""
+    if match := _DYNAMIC.fullmatch(text):
+        try:
+            return DynamicTree(*map(int, match.groups()))
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of whole numbers such as 4,2,1"
+            f"{text!r} is no list of whole numbers such as 4,2,1, nor of the form "
+            "dynamic:depth=5,topk=4,nodes=16"
         ) from None
 
 

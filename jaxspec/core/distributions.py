@@ -17,6 +17,22 @@ def arg_max(values: Float[Array, "*B V"]) -> Int[Array, "*B"]:
     return found.min(axis=-1)
 
 
+def largest(
+    values: Float[Array, "*B V"], count: int
+) -> tuple[Int[Array, "*B count"], Float[Array, "*B count"]]:
+    """The indices of the largest entries, and these: minus infinity when none is left.
+
+    Arg-max after arg-max: `lax.top_k` sorts, and gathers a sharded vocabulary.
+    """
+    index, found = jnp.arange(values.shape[-1]), []
+    for _ in range(count):
+        best = arg_max(values)
+        found.append((best, at(values, best)))
+        values = jnp.where(index == best[..., None], -jnp.inf, values)
+    ids, entries = zip(*found, strict=True)
+    return jnp.stack(ids, axis=-1), jnp.stack(entries, axis=-1)
+
+
 def one_hot_log(index: Int[Array, "*B"], size: int) -> Float[Array, "*B V"]:
     """Log-probabilities of a certain outcome: 0 there, minus infinity elsewhere."""
     return jnp.where(index[..., None] == jnp.arange(size), 0.0, -jnp.inf)

@@ -6,11 +6,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from jaxspec.cache import KVCache, Scratch, causal, run_rows
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
-from jaxspec.drafters.levels import Level, Schedule, grow
+from jaxspec.drafters.dynamic import Expansion
+from jaxspec.drafters.levels import Level, Schedule
 from jaxspec.types import Chunk, Context, Draft, Noise, Output, Target, Verdict
+
+# Tokens that a round feeds before it drafts.
+PENDING = 2
 
 
 class DraftModelState(NamedTuple):
@@ -18,11 +24,13 @@ class DraftModelState(NamedTuple):
 
     The cache holds the committed tokens but the last two: after a fully accepted round
     the draft has fed neither its last token nor the bonus token, so every round begins
-    by feeding [previous, newest], whatever was accepted.
+    by feeding [previous, newest], whatever was accepted. `in_scratch` is where the
+    entries of each slot of the draft lie.
     """
 
     cache: KVCache
     scratch: Scratch
+    in_scratch: Int[Array, "B N+1"]
 
 
 @functools.partial(
@@ -39,38 +47,39 @@ class DraftModel:
     """
 
     model: Any
-    shape: int | Topology
+    shape: int | Topology | DynamicTree
 
     taps = ()
     prefix_layers = 0
 
     @property
-    def topology(self) -> Topology:
+    def tree(self) -> Topology | DynamicTree:
         """The shape as a tree."""
-        if isinstance(self.shape, Topology):
-            return self.shape
-        return Topology.chain(self.shape)
+        return Topology.chain(self.shape) if isinstance(self.shape, int) else self.shape
 
     @property
-    def schedule(self) -> Schedule:
-        """A round begins with [previous, newest]."""
-        return Schedule(self.topology, pending=2)
+    def schedule(self) -> Schedule | Expansion:
+        """How the tree is grown; a round begins with [previous, newest]."""
+        if isinstance(self.tree, DynamicTree):
+            return Expansion(self.tree, PENDING)
+        return Schedule(self.tree, PENDING)
 
     @property
     def nodes(self) -> int:
         """Draft nodes a round."""
-        return self.topology.nodes
+        return self.tree.nodes
 
     @property
     def depth(self) -> int:
         """The length of the longest path."""
-        return self.topology.depth
+        return self.tree.depth
 
     def init(self, rows: int, capacity: int, width: int) -> DraftModelState:
         """Empty; a round commits previous, newest and a path of nodes but its last."""
         cache = self.model.init_cache(rows, capacity, max(width, self.depth + 1))
         scratch = self.model.init_scratch(rows, self.schedule.scratch_slots)
-        return DraftModelState(cache, scratch)
+        slots = jnp.zeros((rows, self.nodes + 1), jnp.int32)
+        return DraftModelState(cache, scratch, slots)
 
     def prefill(
         self, target: Target, state: DraftModelState, chunk: Chunk, output: Output
@@ -107,7 +116,7 @@ class DraftModel:
                 tokens,
                 jnp.broadcast_to(cache.length[:, None] + offsets, tokens.shape),
                 slots,
-                jnp.broadcast_to(visible, (tokens.shape[0], *visible.shape)),
+                jnp.broadcast_to(visible, (tokens.shape[0], *visible.shape[-2:])),
             )
             return scratch, output.hidden
 
@@ -123,11 +132,10 @@ class DraftModel:
 
         ends = context.length[:, None] - jnp.array([2, 1])
         pending = jnp.take_along_axis(context.tokens, ends, axis=1, mode="clip")
-        both = jnp.arange(2)
-        visible = jnp.tri(2, schedule.scratch_slots, dtype=bool)
+        both = jnp.arange(PENDING)
+        visible = jnp.tri(PENDING, schedule.scratch_slots, dtype=bool)
         scratch, hidden = run(state.scratch, pending, both, both, visible)
-        draft, scratch = grow(
-            schedule,
+        draft, in_scratch, scratch = schedule.grow(
             context,
             noise,
             target.model.vocab_size,
@@ -135,7 +143,7 @@ class DraftModel:
             feed,
             scratch,
         )
-        return draft, DraftModelState(cache, scratch)
+        return draft, DraftModelState(cache, scratch, in_scratch)
 
     def commit(
         self,
@@ -146,7 +154,8 @@ class DraftModel:
         output: Output,
     ) -> DraftModelState:
         """Keeps as many slots as the target emitted tokens: all but the last two."""
-        fed = jnp.asarray(self.schedule.in_scratch)[verdict.path[:, :-1]]
+        path = verdict.path[:, :-1]
+        fed = jnp.take_along_axis(state.in_scratch, path, axis=1)
         path = jnp.pad(fed, ((0, 0), (1, 0)))
         cache = state.cache.commit(state.scratch, path, verdict.count)
         return state._replace(cache=cache)

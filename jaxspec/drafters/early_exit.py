@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxspec.cache import run_rows
 from jaxspec.core.topology import Topology
-from jaxspec.drafters.levels import Level, Schedule, grow
+from jaxspec.drafters.levels import Level, Schedule
 from jaxspec.drafters.stateless import Stateless
 from jaxspec.models.layers import Linear, RMSNorm
 from jaxspec.types import Context, Draft, Noise, State, Target
@@ -109,8 +109,8 @@ class EarlyExit(Stateless):
         )
         carry = (model.init_scratch(rows, slots), kept)
         carry, logits = feed(carry, newest, schedule.root)
-        draft, carry = grow(
-            schedule, context, noise, model.vocab_size, logits, feed, carry
+        draft, _, carry = schedule.grow(
+            context, noise, model.vocab_size, logits, feed, carry
         )
         deepest = schedule.deepest
         carry, _ = run(carry, draft.tokens[:, deepest.slots - 1], deepest)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core.distributions import arg_max, at, fit_vocabulary
+from jaxspec.core.distributions import fit_vocabulary, largest
 from jaxspec.core.topology import Topology
 from jaxspec.types import Context, Draft, Noise
 
@@ -36,6 +36,13 @@ class Level(NamedTuple):
 
 # (carry, tokens[B, W], level) -> carry, logits[B, W, V] of what follows each token.
 Feed = Callable[[Any, Array, Level], tuple[Any, Array]]
+
+
+class Grown(NamedTuple):
+    """The tree so far; a column for each slot, and one that takes what is not there."""
+
+    tokens: Int[Array, "B N+2"]
+    valid: Bool[Array, "B N+2"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,82 +156,63 @@ class Schedule:
                     order[slot] = 1 + step * self.width + lane
         return order
 
+    def grow(
+        self,
+        context: Context,
+        noise: Noise,
+        vocabulary: int,
+        root_logits: Float[Array, "B 1 V"],
+        feed: Feed,
+        carry: Any,
+    ) -> tuple[Draft, Int[Array, "B N+1"], Any]:
+        """Draws the children of the root, feeds them, draws theirs, and so on.
 
-class Grown(NamedTuple):
-    """The tree so far; a column for each slot, and one that takes what is not there."""
+        The children of a slot are the top of its log-probabilities plus the noise:
+        drawn without replacement (Kool et al. 2019, section 2.3), on greedy rows the
+        likeliest.
 
-    tokens: Int[Array, "B N+2"]
-    valid: Bool[Array, "B N+2"]
+        Returns:
+            The draft, where each slot's entries lie in the scratch, and the carry.
+        """
+        topology = self.topology
+        rows = context.tokens.shape[0]
+        ancestors = jnp.asarray(topology.ancestors)
 
+        def branch(grown: Grown, logits: Array, level: Level):
+            """Draws the children of a level's nodes."""
+            paths = grown.tokens[:, ancestors[level.slots]]
+            count = jnp.broadcast_to(level.depth, paths.shape[:2])
+            fitted = fit_vocabulary(logits, vocabulary)
+            log_probs = context.warp(fitted, paths, count)
+            slots = jnp.broadcast_to(level.slots, count.shape)
+            positions = context.length[:, None] + count
+            scores = log_probs + noise(slots, positions)
+            tokens, drawn = largest(scores, topology.most_children)
+            # A row that is not numbers is left to the rule, which refuses what it drew.
+            possible = (drawn != -jnp.inf) & grown.valid[:, level.slots, None]
+            return Grown(
+                grown.tokens.at[:, level.children].set(tokens),
+                grown.valid.at[:, level.children].set(possible),
+            ), log_probs
 
-def grow(
-    schedule: Schedule,
-    context: Context,
-    noise: Noise,
-    vocabulary: int,
-    root_logits: Float[Array, "B 1 V"],
-    feed: Feed,
-    carry: Any,
-) -> tuple[Draft, Any]:
-    """Draws the children of the root, feeds them, draws theirs, and so on.
+        def step(state, level: Level):
+            grown, carry = state
+            carry, logits = feed(carry, grown.tokens[:, level.slots], level)
+            grown, log_probs = branch(grown, logits, level)
+            return (grown, carry), log_probs
 
-    The children of a slot are the top of its log-probabilities plus the noise: drawn
-    without replacement (Kool et al. 2019, section 2.3), on greedy rows the likeliest.
-    """
-    topology = schedule.topology
-    rows = context.tokens.shape[0]
-    ancestors = jnp.asarray(topology.ancestors)
-
-    def branch(grown: Grown, logits: Array, level: Level):
-        """Draws the children of a level's nodes."""
-        paths = grown.tokens[:, ancestors[level.slots]]
-        count = jnp.broadcast_to(level.depth, paths.shape[:2])
-        fitted = fit_vocabulary(logits, vocabulary)
-        log_probs = context.warp(fitted, paths, count)
-        slots = jnp.broadcast_to(level.slots, count.shape)
-        positions = context.length[:, None] + count
-        tokens, possible = _top(log_probs, noise(slots, positions), topology)
-        possible &= grown.valid[:, level.slots, None]
-        return Grown(
-            grown.tokens.at[:, level.children].set(tokens),
-            grown.valid.at[:, level.children].set(possible),
-        ), log_probs
-
-    def step(state, level: Level):
-        grown, carry = state
-        carry, logits = feed(carry, grown.tokens[:, level.slots], level)
-        grown, log_probs = branch(grown, logits, level)
-        return (grown, carry), log_probs
-
-    columns = jnp.zeros((rows, topology.nodes + 2), jnp.int32)
-    root_valid = columns.astype(bool).at[:, 0].set(context.active)
-    grown, first = branch(Grown(columns, root_valid), root_logits, schedule.root)
-    (grown, carry), rest = lax.scan(step, (grown, carry), schedule.levels)
-    rest = jnp.moveaxis(rest, 0, 1).reshape(rows, -1, vocabulary)
-    log_probs = jnp.concatenate([first, rest], axis=1)
-    order = schedule.row_order
-    if not np.array_equal(order, np.arange(log_probs.shape[1])):
-        log_probs = log_probs[:, order]
-    nodes = slice(1, topology.nodes + 1)
-    parents = jnp.asarray(topology.parents, jnp.int32)
-    parents = jnp.broadcast_to(parents, (rows, topology.nodes))
-    draft = Draft(grown.tokens[:, nodes], parents, grown.valid[:, nodes], log_probs)
-    return draft, carry
-
-
-def _top(
-    log_probs: Float[Array, "B W V"], gumbel: Float[Array, "B W V"], topology: Topology
-) -> tuple[Int[Array, "B W R"], Bool[Array, "B W R"]]:
-    """The ids of the largest sums, and which of them are possible at all.
-
-    Arg-max after arg-max: `lax.top_k` sorts, and gathers a sharded vocabulary.
-    """
-    scores = log_probs + gumbel
-    ids = jnp.arange(scores.shape[-1])
-    tokens = []
-    for _ in range(topology.most_children):
-        tokens.append(arg_max(scores))
-        scores = jnp.where(ids == tokens[-1][..., None], -jnp.inf, scores)
-    # A row that is not numbers is left to the rule, which refuses what it drew.
-    possible = [at(log_probs, token) != -jnp.inf for token in tokens]
-    return jnp.stack(tokens, axis=-1), jnp.stack(possible, axis=-1)
+        columns = jnp.zeros((rows, topology.nodes + 2), jnp.int32)
+        root_valid = columns.astype(bool).at[:, 0].set(context.active)
+        grown, first = branch(Grown(columns, root_valid), root_logits, self.root)
+        (grown, carry), rest = lax.scan(step, (grown, carry), self.levels)
+        rest = jnp.moveaxis(rest, 0, 1).reshape(rows, -1, vocabulary)
+        log_probs = jnp.concatenate([first, rest], axis=1)
+        order = self.row_order
+        if not np.array_equal(order, np.arange(log_probs.shape[1])):
+            log_probs = log_probs[:, order]
+        nodes = slice(1, topology.nodes + 1)
+        parents = jnp.asarray(topology.parents, jnp.int32)
+        parents = jnp.broadcast_to(parents, (rows, topology.nodes))
+        draft = Draft(grown.tokens[:, nodes], parents, grown.valid[:, nodes], log_probs)
+        in_scratch = jnp.asarray(self.in_scratch, jnp.int32)
+        return draft, jnp.broadcast_to(in_scratch, (rows, topology.nodes + 1)), carry

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.core.topology import Topology
-from jaxspec.drafters.levels import Level, Schedule, grow
+from jaxspec.drafters.levels import Level, Schedule
 from jaxspec.models.layers import project
 from jaxspec.types import Chunk, Context, Draft, Model, Noise, Output, Target, Verdict
 
@@ -109,7 +109,10 @@ class Medusa:
             return carry, jnp.repeat(own, tokens.shape[1], axis=1)
 
         vocabulary = target.model.vocab_size
-        return grow(schedule, context, noise, vocabulary, logits[:, :1], feed, state)
+        draft, _, state = schedule.grow(
+            context, noise, vocabulary, logits[:, :1], feed, state
+        )
+        return draft, state
 
     def commit(
         self,

@@ -85,6 +85,9 @@ def runs(model_path, draft_path, prompts_file):
         "itself": run("--draft-model", model_path, "--draft-tokens", "3"),
         "exit, tree": run("--drafter", "early-exit:1", "--tree", "2,1,1"),
         "tree": run("--draft-model", draft_path, "--tree", "3,1,1"),
+        "dynamic tree": run(
+            *("--draft-model", draft_path, "--tree", "dynamic:depth=3,topk=2,nodes=6")
+        ),
     }
 
 
@@ -156,6 +159,14 @@ BAD = {
     "tree of what": (["--tree", "4,x"], "'4,x' is no list of whole numbers"),
     "tree of nothing": (["--draft-model", MODEL, "--tree", "2,0"], "tree is (2, 0)"),
     "tree too large": (["--draft-model", MODEL, "--tree", "99,9"], "tree has 990"),
+    "dynamic tree of nothing": (
+        ["--draft-model", MODEL, "--tree", "dynamic:depth=2,topk=2,nodes=9"],
+        "nodes is 9, expected 2 (the depth) to 6",
+    ),
+    "dynamic tree without a model": (
+        ["--drafter", "early-exit:3", "--tree", "dynamic:depth=2,topk=2,nodes=3"],
+        "a dynamic tree needs a draft model",
+    ),
     "tree without a model": (["--tree", "2,1"], "--tree needs a --draft-model"),
     "unknown drafter": (["--drafter", "magic"], "drafter is 'magic', expected"),
     "no layer": (

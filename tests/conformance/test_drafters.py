@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.round import bind_noise, bind_warp
 from jaxspec.decoding.state import LENGTH
@@ -27,6 +28,7 @@ TREE = Topology.paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 
 DRAFTERS = {
     "autoregressive": lambda draft: Autoregressive(),
     "draft_model": lambda draft: DraftModel(draft, NODES),
+    "draft_model, dynamic tree": lambda draft: DraftModel(draft, DynamicTree(3, 2, 7)),
     "draft_model, tree": lambda draft: DraftModel(draft, TREE),
     "early_exit": lambda draft: EarlyExit(1, Topology.chain(NODES)),
     "early_exit, tree": lambda draft: EarlyExit(1, TREE),
@@ -53,7 +55,8 @@ def case(request, tiny):
     """
     inner = DRAFTERS[request.param](tiny.draft)
     text = tiny.plain.run.state.tokens
-    alone = fakes.Oracle(inner, text, jnp.array(False), jnp.int32(0))
+    by_warp = "dynamic" in request.param
+    alone = fakes.Oracle(inner, text, jnp.array(False), jnp.int32(0), by_warp)
     forced = dataclasses.replace(alone, forced=jnp.array(True))
     return SimpleNamespace(
         **vars(tiny), name=request.param, inner=inner, alone=alone, forced=forced

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 
 from jaxspec.batching import pack_sequences
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
@@ -94,6 +95,7 @@ DRAFTERS = {
 }
 TREES = {
     "tree": DraftModel(DRAFT, TREE),
+    "dynamic tree": DraftModel(DRAFT, DynamicTree(depth=4, top_k=2, nodes=9)),
     "tree of the likeliest": fakes.Certain(DraftModel(DRAFT, TREE)),
 }
 

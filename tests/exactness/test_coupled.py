@@ -29,6 +29,7 @@ DRAFTERS = {
     "always 3": lambda k: DraftModel(tables.with_table([0, 0, 0, 9, 0, 0]), k),
     "prompt lookup": lambda k: PromptLookup(k, min_ngram=1),
     "tree": lambda k: tables.TREES["tree"],
+    "dynamic tree": lambda k: tables.TREES["dynamic tree"],
     "tree of the likeliest": lambda k: tables.TREES["tree of the likeliest"],
 }
 # Nothing here rests on how well a program is optimised.

@@ -1,5 +1,6 @@
 """Wrong acceptance rules, the classic ones too: chi-square must find them all."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,10 +11,12 @@ from jaxspec.core import tree
 from jaxspec.core.accept import Rule, rejection
 from jaxspec.core.distributions import log_softmax, residual_log_probs
 from jaxspec.core.refusal import after_refusals, at_nodes, draft_probs, row
+from jaxspec.core.topology import Topology
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.types import Verdict
+from tests import fakes
 from tests.exactness.controls import COLD, Control, check, in_turn, smallest_p_values
-from tests.exactness.tables import DRAFTERS, NODES, TREES, VOCAB
+from tests.exactness.tables import DRAFT, DRAFTERS, NODES, TREES, VOCAB
 
 
 def always_accept(log_probs, draft, uniforms, depth=None):
@@ -143,6 +146,28 @@ def siblings_taken_from_nothing(log_probs, draft, uniforms, depth=None):
     last = (verdict.count - 1)[:, None]
     last = jnp.take_along_axis(verdict.path, last, axis=1)[:, 0]
     return verdict._replace(next_log_probs=row(log_probs, last))
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["inner"], meta_fields=[]
+)
+@dataclasses.dataclass(frozen=True)
+class Pruned(fakes.Certain):
+    """Draws children, keeps the likeliest of them, and tells them as drawn."""
+
+    def propose(self, target, state, context, noise):
+        draft, state = self.inner.propose(target, state, context, noise)
+        scores = at_nodes(draft.log_probs, draft)
+        best = (scores == scores.max(axis=1, keepdims=True)) & draft.valid
+        return draft._replace(valid=best), state
+
+
+def test_drawn_children_pruned_by_their_score_are_found():
+    """Why a dynamic tree draws nothing."""
+    star = DraftModel(DRAFT, Topology.branching((3,)))
+    for drafter, right in ((star, True), (Pruned(star), False)):
+        controls = {"star": Control(rejection, right=right)}
+        check(controls, smallest_p_values(controls, drafter), "star")
 
 
 TREE_CONTROLS = {
