@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import re
 from collections.abc import Sequence
 
 from jaxspec.core.accept import RULES, Rule
@@ -65,11 +66,15 @@ def make_drafter(
     """
     if tree is not None and count is not None:
         raise UserError("draft_tokens and tree are both given; leave one out")
+    if count is not None and not is_whole(count, 1, MOST_NODES):
+        raise UserError(
+            f"draft_tokens is {count!r}, expected a whole number from 1 to {MOST_NODES}"
+        )
     given = count if tree is None else tree
     count = DEFAULT_DRAFT_TOKENS if count is None else count
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"draft_tokens is {count!r}, expected a whole number over 0")
     shape = Topology.chain(count) if tree is None else find_tree(tree)
+    if isinstance(drafter, str):
+        check_drafter_name(drafter)
     if isinstance(drafter, LanguageModel):
         require_same_tokenizer(target, drafter)
         return DraftModel(drafter.decoder, shape)
@@ -87,16 +92,30 @@ def make_drafter(
             "tree needs a draft model, early exit or Medusa heads to draft it, the "
             f"drafter is {drafter!r}"
         )
-    if drafter is None:
-        return Autoregressive()
     if drafter == "prompt-lookup":
         return PromptLookup(count)
-    if isinstance(drafter, str):
+    if given is not None:
         raise UserError(
-            f"drafter is {drafter!r}, expected 'prompt-lookup', 'early-exit:N', "
-            "'medusa:PATH', a loaded model or None"
+            f"draft_tokens has no effect with the drafter {drafter!r}; leave it out"
         )
+    if drafter is None:
+        return Autoregressive()
+    if isinstance(drafter, str) or not hasattr(drafter, "propose"):
+        raise UserError(f"drafter is {drafter!r}, expected a model, a name or None")
     return drafter
+
+
+def check_drafter_name(name: str) -> None:
+    """Refuses a name that no drafter has, whatever the target is.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name != "prompt-lookup" and not name.startswith((EARLY_EXIT, MEDUSA)):
+        raise UserError(
+            f"drafter is {name!r}, expected prompt-lookup, {EARLY_EXIT}N, "
+            f"{MEDUSA}PATH, none or a model"
+        )
 
 
 def make_medusa(target: LanguageModel, path: str, topology: Topology | None) -> Medusa:
@@ -126,7 +145,7 @@ def find_exit(target: LanguageModel, layers: str) -> int:
         UserError: it is no number, or leaves nothing to draft with or to save.
     """
     most = target.decoder.config.num_layers - 1
-    if not layers.isdecimal() or not 1 <= int(layers) <= most:
+    if not re.fullmatch(r"\d{1,4}", layers) or not 1 <= int(layers) <= most:
         raise UserError(
             f"drafter is {EARLY_EXIT + layers!r}, expected early-exit:1 to "
             f"early-exit:{most} ({target.reference} has {most + 1} layers)"
@@ -141,6 +160,8 @@ def find_tree(tree: Tree) -> Topology | DynamicTree:
         UserError: it is neither, or has too many nodes.
     """
     if not isinstance(tree, Topology | DynamicTree):
+        if not isinstance(tree, Sequence):
+            raise UserError(f"tree is {tree!r}, expected children by level or a tree")
         if not all(is_whole(count, 1) for count in tree):
             raise UserError(f"tree is {tree!r}, expected whole numbers over 0")
         nodes = sum(itertools.accumulate(tree, operator.mul))
@@ -153,8 +174,8 @@ def find_tree(tree: Tree) -> Topology | DynamicTree:
     return tree  # pyright: ignore[reportReturnType]
 
 
-def check_pairing(rule: Rule, drafter: Drafter) -> None:
-    """Refuses a rule that cannot judge what the drafter drafts.
+def check_pairing(rule: Rule, drafter: Drafter | Topology | DynamicTree) -> None:
+    """Refuses a rule that cannot judge what the drafter drafts, or a tree.
 
     Raises:
         UserError: names both.

@@ -233,9 +233,11 @@ class Generator:
         watcher = StopTexts(requests, tokenizer, include_stop, all_rows=True)
         reader, shown = watcher.rows[0], 0
         call = self.pack_options(requests, 1, eos_ids, None)
-        for _ in self._states(prompts, call, rounds=1, watch=watcher.watch):
+        for state in self._states(prompts, call, rounds=1, watch=watcher.watch):
             yield reader.text[shown : reader.safe]
             shown = reader.safe
+            if not _is_running(state):
+                self._watch.see(read_outcome(state).statistics)
         reader.finish()
         yield reader.text[shown:]
 

@@ -11,6 +11,7 @@ from flax import nnx
 import jaxspec
 from jaxspec.acceptance_watch import FIRST_ROUNDS, AcceptanceWatch
 from jaxspec.decoding.state import Statistics
+from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from tests import fakes
 
@@ -63,5 +64,6 @@ def test_only_rounds_with_a_valid_node_count(drafted, told):
     seen = Statistics(nothing + 1000, nothing, counts, 0 * counts)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        AcceptanceWatch(DraftModel(None, 2)).see(seen)
         AcceptanceWatch(PromptLookup(2)).see(seen)
     assert len(caught) == told

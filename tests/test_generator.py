@@ -8,6 +8,7 @@ from jaxspec.batching import chunks, pack, power_of_two
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
+from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.loading import LanguageModel
 from jaxspec.requests import make_requests
 from tests import fakes, runs
@@ -78,6 +79,12 @@ def test_a_tree_writes_what_the_target_writes_in_fewer_rounds(plain, target):
         ({"tree": (2, 1), "rule": "block"}, "rule block takes chains, but a tree of 4"),
         ({"tree": (2, 0)}, "tree is (2, 0), expected whole numbers over 0"),
         ({"tree": ()}, "tree is ()"),
+        ({"tree": 5}, "tree is 5, expected children by level"),
+        (
+            {"draft_tokens": 257},
+            "draft_tokens is 257, expected a whole number from 1 to",
+        ),
+        ({"draft_tokens": True}, "draft_tokens is True"),
         ({"tree": (20, 20)}, "tree has 420 nodes, expected 1 to 256"),
         ({"tree": Topology.chain(300)}, "tree has 300 nodes"),
     ],
@@ -197,6 +204,7 @@ def test_streamed_rounds_are_the_same_program(drafting):
     assert drafting.programs[2].compilations == before
 
 
+@pytest.mark.filterwarnings("ignore:the drafter's first tokens")  # it is random
 def test_bl56_lengths_and_values_share_programs(target, draft):
     generator = jaxspec.Generator(target, draft, draft_tokens=3)
     options = {"temperature": 0.0, "top_p": 0.9, "batch_size": 2}
@@ -301,8 +309,16 @@ def test_draft_tokens_is_a_whole_number_over_0(target, count):
         jaxspec.Generator(target, "prompt-lookup", draft_tokens=count)
 
 
+@pytest.mark.parametrize("drafter", [None, PromptLookup(3)])
+def test_k_is_not_ignored(target, drafter):
+    with pytest.raises(jaxspec.UserError, match="draft_tokens has no effect"):
+        jaxspec.Generator(target, drafter, draft_tokens=2)
+
+
 def test_an_unknown_drafter_is_refused(target):
-    with pytest.raises(jaxspec.UserError, match="'magic', expected 'prompt-lookup'"):
+    with pytest.raises(jaxspec.UserError, match="drafter is 5, expected"):
+        jaxspec.Generator(target, 5)
+    with pytest.raises(jaxspec.UserError, match="'magic', expected prompt-lookup"):
         jaxspec.Generator(target, "magic")
 
 

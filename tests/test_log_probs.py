@@ -94,9 +94,7 @@ def quick_compiles():
 @pytest.fixture(scope="module", params=DRAFTERS)
 def case(request):
     target = jaxspec.LanguageModel("table", TARGET)
-    generator = jaxspec.Generator(
-        target, DRAFTERS[request.param], draft_tokens=NODES, capacity=CAPACITY
-    )
+    generator = jaxspec.Generator(target, DRAFTERS[request.param], capacity=CAPACITY)
     call = functools.partial(
         generator.generate, PROMPTS, max_new_tokens=NEW, eos_ids=[EOS], **OPTIONS
     )

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from jaxspec.checkpoints.fields import refuse_all, shown
 from jaxspec.checkpoints.huggingface import open_tensors
 from jaxspec.checkpoints.tensors import StoredTensor
 from jaxspec.errors import UserError
 
+KINDS = ("F32", "F16", "BF16", "I64", "I32", "BOOL")
 PICKLES = (".pt", ".pth", ".bin")
 
 
@@ -34,8 +36,17 @@ def open_weights(path: Path) -> Mapping[str, StoredTensor]:
     """
     if path.suffix in PICKLES:
         return _open_pickle(path)
-    faults: list[str] = []
-    return {stored.source: stored for stored, _ in open_tensors(path, None, faults)}
+    opened = list(open_tensors(path, None, []))
+    refuse_all(
+        [
+            f"tensor `{shown(stored.source)[1:-1]}` holds {kind}, expected one of "
+            f"{', '.join(KINDS)}"
+            for stored, kind in opened
+            if kind not in KINDS
+        ],
+        str(path),
+    )
+    return {stored.source: stored for stored, _ in opened}
 
 
 def _open_pickle(path: Path) -> Mapping[str, StoredTensor]:
@@ -54,11 +65,20 @@ def _open_pickle(path: Path) -> Mapping[str, StoredTensor]:
     except Exception as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path}: not a file of weights only ({detail})") from None
+    kinds = (torch.float32, torch.float16, torch.bfloat16)
+    kinds += (torch.int64, torch.int32, torch.bool)
     if not isinstance(values, dict) or not all(
-        isinstance(name, str) and isinstance(value, torch.Tensor)
+        isinstance(name, str)
+        and isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and value.dtype in kinds
         for name, value in values.items()
     ):
-        raise UserError(f"{path}: expected names and tensors, and nothing else")
+        raise UserError(
+            f"{path}: expected names and dense tensors of {', '.join(KINDS)}, and "
+            "nothing else"
+        )
 
     def stored(name, tensor):
         whole = tensor.is_floating_point()
@@ -69,4 +89,4 @@ def _open_pickle(path: Path) -> Mapping[str, StoredTensor]:
 
         return StoredTensor(name, tuple(tensor.shape), rows)
 
-    return {name: stored(name, tensor) for name, tensor in values.items()}
+    return {name: stored(name, tensor.detach()) for name, tensor in values.items()}

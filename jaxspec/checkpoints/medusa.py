@@ -14,21 +14,23 @@ from jaxspec.checkpoints.fields import refuse_all, shown
 from jaxspec.checkpoints.head_files import find_weights, open_weights
 from jaxspec.checkpoints.tensors import StoredTensor
 from jaxspec.drafters.medusa import Heads
+from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
 
 _FILES = (
-    *("medusa_lm_head.safetensors", "model.safetensors"),
-    *("medusa_lm_head.pt", "pytorch_model.bin"),
+    *("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
+    *("model.safetensors", "pytorch_model.bin"),
 )
 # A folder of the whole model has its heads under a prefix, and other tensors beside.
 _PREFIXES = ("medusa_head.", "medusa_heads.")
+# Up to 64 heads and layers, each number written in one way only.
+_N = r"([0-9]|[1-5][0-9]|6[0-3])"
 _BLOCK = (
-    re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"),
-    re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"),
+    re.compile(rf"{_N}\.{_N}\.linear\.(weight|bias)"),
+    re.compile(rf"blocks\.{_N}\.layers\.{_N}\.(weight|bias)"),
 )
-_OWN = re.compile(r"(\d+)\.(\d+)\.weight")
-_VLLM = re.compile(r"lm_heads\.(\d+)\.weight")
-_MOST = 64
+_OWN = re.compile(rf"{_N}\.{_N}\.weight")
+_VLLM = re.compile(rf"lm_heads\.{_N}\.weight")
 
 # ("weight" | "bias" | "vocabulary", head, layer) or ("ids", 0, 0).
 Key = tuple[str, int, int]
@@ -53,13 +55,18 @@ def load_heads(
         UserError: lists every tensor that is missing, unknown or of another shape.
     """
     file = find_weights(Path(path), _FILES)
-    tensors = _own_tensors(open_weights(file))
+    opened = open_weights(file)
+    if all(any(n.startswith(prefix) for n in opened) for prefix in _PREFIXES):
+        raise UserError(f"{file}: holds heads under {' and '.join(_PREFIXES)}")
+    tensors = _own_tensors(opened)
     found: dict[Key, StoredTensor] = {}
     faults = []
     for name, stored in tensors.items():
         key = _key(name)
-        if key is None or max(key[1:]) >= _MOST:
+        if key is None:
             faults.append(f"tensor `{shown(name)[1:-1]}` is none of Medusa heads")
+        elif key in found:
+            faults.append(f"`{found[key].source}` and `{name}` name one tensor")
         else:
             found[key] = stored
     refuse_all(faults + _faults(found, config), str(file))
@@ -67,15 +74,14 @@ def load_heads(
 
 
 def _own_tensors(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    for prefix in _PREFIXES:
-        own = {
-            n.removeprefix(prefix): t
-            for n, t in tensors.items()
-            if n[: len(prefix)] == prefix
-        }
-        if own:
-            return own
-    return tensors
+    """Those under a prefix if there are any; else all of them."""
+    own = {
+        name.removeprefix(prefix): stored
+        for name, stored in tensors.items()
+        for prefix in _PREFIXES
+        if name.startswith(prefix)
+    }
+    return own or tensors
 
 
 def _key(name: str) -> Key | None:
@@ -102,9 +108,14 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
     heads, layers = _sizes(found)
     if not heads:
         return ["holds no Medusa head"]
-    width, rows = config.hidden_size, config.vocab_size
     ids = found.get(_IDS)
-    if ids is not None and len(ids.shape) == 1:
+    faults = _id_faults(
+        found, any(k[0] == "vocabulary" for k in found), config.vocab_size
+    )
+    if faults:
+        return faults
+    width, rows = config.hidden_size, config.vocab_size
+    if ids is not None:
         rows = ids.shape[0]
     wanted: dict[Key, tuple[int, ...]] = {}
     own = {key for key in found if key[0] == "vocabulary"}
@@ -117,7 +128,6 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
         if own:
             last = -1 if ("vocabulary", head, -1) in found else layers
             wanted["vocabulary", head, last] = (rows, width)
-    faults = []
     for key, shape in wanted.items():
         if key not in found:
             faults.append(f"head {key[1]} lacks its {key[0]}")
@@ -131,7 +141,7 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
             )
     for key in set(found) - set(wanted) - {_IDS}:
         faults.append(f"tensor `{found[key].source}` belongs to no head")
-    return faults + _id_faults(found, bool(own), config.vocab_size)
+    return faults
 
 
 def _id_faults(found, has_own: bool, vocabulary: int) -> list[str]:
@@ -140,7 +150,12 @@ def _id_faults(found, has_own: bool, vocabulary: int) -> list[str]:
         return []
     if not has_own:
         return ["`token_map` has no use without `lm_heads`"]
-    if len(stored.shape) != 1 or not stored.shape[0] or not _is_whole(stored):
+    if len(stored.shape) != 1 or not 0 < stored.shape[0] <= vocabulary:
+        return [
+            f"`token_map` has shape {list(stored.shape)}, expected 1 to {vocabulary} "
+            "ids"
+        ]
+    if not _is_whole(stored):
         return ["`token_map` is no list of ids"]
     ids = stored.rows(0, stored.shape[0])
     if ids.min() < 0 or ids.max() >= vocabulary or np.unique(ids).size != ids.size:

@@ -96,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.drafter == "none":
         raise UserError("there is nothing to certify with --drafter none")
+    if args.tree is not None:
+        raise UserError("certify tests chains; give --draft-tokens instead of --tree")
     rule = RULES[args.rule or DEFAULT_RULE]
     numbers = args.samples, args.max_new_tokens, args.batch_size, args.seed
     check_request(rule, args.dtype, *numbers)

@@ -5,7 +5,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.arguments import DEFAULT_DRAFT_TOKENS, EARLY_EXIT, MEDUSA, find_tree
+from jaxspec.arguments import (
+    DEFAULT_DRAFT_TOKENS,
+    EARLY_EXIT,
+    MEDUSA,
+    check_drafter_name,
+    check_pairing,
+    find_rule,
+    find_tree,
+)
 from jaxspec.core.accept import RULES
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.errors import UserError
@@ -116,7 +124,10 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
             )
         if args.draft_tokens is not None:
             raise UserError("--draft-tokens and --tree are both given; leave one out")
-        find_tree(args.tree)
+        rule = find_rule(args.rule or DEFAULT_RULE)
+        check_pairing(rule, find_tree(args.tree))
+    if args.drafter != "none":
+        check_drafter_name(args.drafter)
     target = load(args.model, args.dtype)
     if args.drafter == "none":
         drafter = None

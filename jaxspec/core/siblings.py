@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core.distributions import at, residual_log_probs
+from jaxspec.core.distributions import at, log_softmax, residual_log_probs
 from jaxspec.core.refusal import at_nodes, draft_probs, row
 from jaxspec.types import Draft
 
@@ -18,7 +18,7 @@ class Walk(NamedTuple):
         slot: the deepest accepted one.
         shrunk: a child of it was refused. Only then do the next two mean anything.
         target: what the refused children have left of the target's log-probabilities.
-        draft: the probabilities that the next child was drawn by: of the ids left.
+        draft: the log-probabilities that the next child was drawn by: of the ids left.
     """
 
     slot: Int[Array, " B"]
@@ -44,7 +44,7 @@ def try_in_turn(
     def step(walk, node):
         slot, token, parent, valid, uniform, *probs = node
         tried = valid & (parent == walk.slot)
-        left = (jnp.exp(at(walk.target, token)), at(walk.draft, token))
+        left = (jnp.exp(at(each, token)) for each in (walk.target, walk.draft))
         target, drawn = (
             jnp.where(walk.shrunk, *each) for each in zip(left, probs, strict=True)
         )
@@ -81,11 +81,12 @@ def _refuse(target_log_probs, draft, walk: Walk, refused, token):
     target = jnp.where(before, walk.target, row(target_log_probs, walk.slot))
     # A refused child has a parent, so its slot has a row.
     own = jnp.minimum(walk.slot, draft.log_probs.shape[1] - 1)
-    drawn = jnp.where(before, walk.draft, jnp.exp(row(draft.log_probs, own)))
-    left = jnp.where(jnp.arange(drawn.shape[1]) == token[:, None], 0.0, drawn)
-    left /= left.sum(axis=-1, keepdims=True)
+    drawn = jnp.where(before, walk.draft, row(draft.log_probs, own))
+    left = jnp.where(jnp.arange(drawn.shape[1]) == token[:, None], -jnp.inf, drawn)
+    # By logarithms: what is left after a nearly certain id underflows.
+    left = log_softmax(left)
     refused = refused[:, None]
     return (
-        jnp.where(refused, residual_log_probs(target, drawn), walk.target),
+        jnp.where(refused, residual_log_probs(target, jnp.exp(drawn)), walk.target),
         jnp.where(refused, left, walk.draft),
     )

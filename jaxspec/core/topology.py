@@ -26,9 +26,11 @@ class Topology:
         """Checks the numbering.
 
         Raises:
-            UserError: a parent is no earlier slot, or nodes are not in order of depth
-                and parent.
+            UserError: there is no node, a parent is no earlier slot, or nodes are not
+                in order of depth and parent.
         """
+        if not self.parents:
+            raise UserError("tree has no node, expected 1 or more")
         for node, parent in enumerate(self.parents):
             if not 0 <= parent <= node:
                 raise UserError(
@@ -75,9 +77,9 @@ class Topology:
         for path in ordered:
             if not path or min(path) < 0:
                 raise UserError(f"tree: {path} is no path of ranks")
-            needed = [path[:-1]] + [(*path[:-1], rank) for rank in range(path[-1])]
-            for other in needed:
-                if other not in slots:
+            # In order, so that the one before it stands for all.
+            for other in (path[:-1], (*path[:-1], path[-1] - 1)):
+                if other not in slots and other[-1:] != (-1,):
                     raise UserError(f"tree has the path {path} but not {other}")
         return cls(tuple(slots[path[:-1]] for path in ordered))
 
@@ -97,6 +99,8 @@ class Topology:
         Raises:
             UserError: a probability is out of range or rises, or there are fewer paths.
         """
+        if nodes < 1:
+            raise UserError(f"a tree of {nodes} nodes is asked for, expected 1 or more")
         for level, ranks in enumerate(acceptance):
             falling = all(a >= b for a, b in itertools.pairwise(ranks))
             if not falling or not all(0 <= each <= 1 for each in ranks):

@@ -134,7 +134,9 @@ class DraftModel:
         pending = jnp.take_along_axis(context.tokens, ends, axis=1, mode="clip")
         both = jnp.arange(PENDING)
         visible = jnp.tri(PENDING, schedule.scratch_slots, dtype=bool)
-        scratch, hidden = run(state.scratch, pending, both, both, visible)
+        # Made anew: what an earlier round left there may be no number.
+        scratch = jax.tree.map(jnp.zeros_like, state.scratch)
+        scratch, hidden = run(scratch, pending, both, both, visible)
         draft, in_scratch, scratch = schedule.grow(
             context,
             noise,

@@ -59,6 +59,7 @@ def test_what_is_untested_is_named_in_the_table_and_gives_exit_code_1(model_path
     ("arguments", "part"),
     [
         (("--drafter", "none"), "nothing to certify"),
+        (("--tree", "2,1"), "certify tests chains"),
         (("--rule", "typical"), "typical does not keep the target's distribution"),
         (("--samples", "20"), "samples is 20, expected a whole number from 500 on"),
         (("--batch-size", "0"), "batch_size is 0"),

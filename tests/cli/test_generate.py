@@ -168,6 +168,19 @@ BAD = {
         "a dynamic tree needs a draft model",
     ),
     "tree without a model": (["--tree", "2,1"], "--tree needs a --draft-model"),
+    "block and a tree": (
+        [
+            "--model",
+            "nowhere",
+            "--draft-model",
+            MODEL,
+            "--tree",
+            "2,1",
+            "--rule",
+            "block",
+        ],
+        "rule block takes chains, but a tree of 4 nodes",
+    ),
     "unknown drafter": (["--drafter", "magic"], "drafter is 'magic', expected"),
     "no layer": (
         ["--drafter", "early-exit:0"],

@@ -310,6 +310,24 @@ def test_a_greedy_target_goes_down_by_id():
             np.testing.assert_allclose(following, np.eye(SIZE)[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("gap", [10, 90, 100, 1000])
+def test_what_is_left_of_a_nearly_certain_draft_still_counts(gap):
+    """The second child's probability underflows; among what is left it is certain."""
+    log_probs = np.array([[[0.0, -gap, -gap - 5]], [[-gap - 5, 0.0, -gap]]], "f4")
+    target = np.full((2, 3, SIZE), 1 / 3)
+    target[0, 0], target[1, 0] = [0, 1, 0], [0, 0, 1]
+    draft = Draft(
+        jnp.array([[0, 1], [1, 2]]),
+        jnp.zeros((2, 2), jnp.int32),
+        jnp.ones((2, 2), bool),
+        jnp.asarray(log_probs),
+    )
+    uniforms = jnp.full((2, 2), ALMOST_1, jnp.float32)
+    verdict = jitted(rejection, 1)(jnp.asarray(logs(target)), draft, uniforms)
+    assert verdict.path.tolist() == [[0, 2], [0, 2]]
+    assert verdict.count.tolist() == [2, 2]
+
+
 def test_rows_that_are_not_numbers_refuse_all_children():
     target = np.random.default_rng(1).dirichlet(np.ones(SIZE), 4)
     draft = np.full((4, SIZE), np.nan)

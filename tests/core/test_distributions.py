@@ -106,3 +106,11 @@ def test_sample_draws_from_the_distribution():
 def fit(counts, probs, possible):
     expected = probs[possible] * counts.sum()
     return stats.chisquare(counts[possible], expected).pvalue
+
+
+def test_largest_says_when_nothing_is_left():
+    values = jnp.array([[-jnp.inf, 2.0, 3.0], [0.0, -jnp.inf, -jnp.inf], [1.0, 1, 1]])
+    ids, entries = distributions.largest(values, 3)
+    assert ids[0, :2].tolist() == [2, 1] and ids[1, 0] == 0
+    assert ids[2].tolist() == [0, 1, 2]
+    assert entries.tolist() == [[3, 2, -jnp.inf], [0, -jnp.inf, -jnp.inf], [1, 1, 1]]

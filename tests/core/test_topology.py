@@ -74,6 +74,10 @@ def test_the_likeliest_tree_is_the_best_of_all(nodes):
         (lambda: Topology.paths([(0,), (-1,)]), "(-1,) is no path"),
         (lambda: Topology.likeliest([[0.5, 0.6]], 1), "acceptance at depth 1"),
         (lambda: Topology.likeliest([[1.5]], 1), "acceptance at depth 1"),
+        (lambda: Topology(()), "tree has no node"),
+        (lambda: Topology.paths([]), "tree has no node"),
+        (lambda: Topology.paths([(0,), (0, 10**9)]), f"but not (0, {10**9 - 1})"),
+        (lambda: Topology.likeliest([[0.5]], 0), "a tree of 0 nodes"),
         (lambda: Topology.likeliest([[0.5]], 2), "2 nodes is asked for"),
     ],
 )

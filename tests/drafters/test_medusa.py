@@ -193,6 +193,31 @@ BAD = {
         {"99999.0.linear.weight": np.ones((32, 32), "f4")},
         "`99999.0.linear.weight` is none",
     ),
+    "one tensor twice": (
+        medusa_layout(tensors()) | vllm_layout(tensors(heads=1, own=False)),
+        "`0.0.linear.weight` and `blocks.0.layers.0.weight` name one tensor",
+    ),
+    "a number in another way": (
+        medusa_layout(tensors()) | {"00.0.linear.weight": np.ones((32, 32), "f4")},
+        "`00.0.linear.weight` is none",
+    ),
+    "two prefixes": (
+        medusa_layout(tensors(), "medusa_head.")
+        | vllm_layout(tensors(), "medusa_heads."),
+        "holds heads under medusa_head. and medusa_heads.",
+    ),
+    "doubles": (
+        {n: t.astype("f8") for n, t in medusa_layout(tensors()).items()},
+        "holds F64, expected one of F32",
+    ),
+    "too many ids": (
+        vllm_layout(tensors(vocab=65)) | {"token_map": np.arange(65)},
+        "`token_map` has shape [65], expected 1 to 64 ids",
+    ),
+    "no ids": (
+        vllm_layout(tensors(vocab=1)) | {"token_map": np.arange(0)},
+        "`token_map` has shape [0]",
+    ),
     "whole numbers": (
         {n: t.astype("i4") for n, t in medusa_layout(tensors()).items()},
         "holds whole numbers",
@@ -262,8 +287,16 @@ def test_a_pickle_of_weights_loads_and_one_with_code_does_not(target, tmp_path):
     with pytest.raises(jaxspec.UserError, match="not a file of weights only"):
         load_heads(tmp_path, target.decoder.config)
     assert not (tmp_path / "ran").exists()
+    trainable = {n: torch.nn.Parameter(torch.tensor(v)) for n, v in stored.items()}
+    torch.save(trainable, path)
+    again = load_heads(tmp_path, target.decoder.config)
+    np.testing.assert_array_equal(again.weights, heads.weights)
+    for bad in (torch.ones(2, 2).to_sparse(), torch.ones(2, dtype=torch.complex64)):
+        torch.save({"0.0.linear.weight": bad}, path)
+        with pytest.raises(jaxspec.UserError, match="names and dense tensors"):
+            load_heads(tmp_path, target.decoder.config)
     torch.save({"0.0.linear.weight": 3}, path)
-    with pytest.raises(jaxspec.UserError, match="names and tensors"):
+    with pytest.raises(jaxspec.UserError, match="names and dense tensors"):
         load_heads(tmp_path, target.decoder.config)
 
 

@@ -109,11 +109,12 @@ class Slice:
     def generator_of(
         self, target: LanguageModel, drafter, rule: str = "rejection", tree=None
     ) -> Generator:
-        """A generator with the numbers of the file, or of a tree."""
+        """A generator with the numbers of the file, of a tree or of the drafter."""
+        made = not isinstance(drafter, LanguageModel | str)
         return Generator(
             target,
             drafter,
-            draft_tokens=None if tree else self.draft_tokens,
+            draft_tokens=None if made or tree else self.draft_tokens,
             tree=tree,
             rule=rule,
             capacity=self.capacity,
