@@ -17,6 +17,11 @@ from tests.executions import counting
 IDS = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3], list(range(1, 14))]
 
 
+THREE = ["plain", pytest.param("lookup", marks=pytest.mark.full), "drafting"]
+# One of the drafters here is random.
+pytestmark = pytest.mark.filterwarnings("ignore:the drafter's first tokens")
+
+
 @pytest.fixture(scope="module")
 def target():
     return LanguageModel("tiny", fakes.tiny(1))
@@ -101,7 +106,7 @@ def test_a_tree_needs_a_draft_model(target, drafter):
         jaxspec.Generator(target, drafter, tree=(2, 1))
 
 
-@pytest.mark.parametrize("name", ["plain", "lookup", "drafting"])
+@pytest.mark.parametrize("name", THREE)
 def test_a_batch_is_its_rows_one_by_one(request, name):
     """With the compiler's own options, under which plain batches once went wrong."""
     generator = request.getfixturevalue(name)
@@ -111,7 +116,7 @@ def test_a_batch_is_its_rows_one_by_one(request, name):
     assert ids_of(generator.generate(IDS, max_new_tokens=20, batch_size=2)) == alone
 
 
-@pytest.mark.parametrize("name", ["plain", "lookup", "drafting"])
+@pytest.mark.parametrize("name", THREE)
 def test_the_options_of_the_compiler_change_no_token(request, target, name):
     generator = request.getfixturevalue(name)
     for prompts in (IDS, IDS[:1]):
@@ -204,7 +209,6 @@ def test_streamed_rounds_are_the_same_program(drafting):
     assert drafting.programs[2].compilations == before
 
 
-@pytest.mark.filterwarnings("ignore:the drafter's first tokens")  # it is random
 def test_bl56_lengths_and_values_share_programs(target, draft):
     generator = jaxspec.Generator(target, draft, draft_tokens=3)
     options = {"temperature": 0.0, "top_p": 0.9, "batch_size": 2}

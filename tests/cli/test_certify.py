@@ -25,6 +25,7 @@ def certify(*arguments):
     return jaxspec_command("certify", *arguments, *SMALL)
 
 
+@pytest.mark.full
 def test_a_good_pair_gets_one_json_object_and_exit_code_0(model_path, draft_path):
     pair = ("--model", model_path, "--draft-model", draft_path, "--draft-tokens", "2")
     run = certify(*pair, "--json")

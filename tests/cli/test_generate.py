@@ -84,7 +84,6 @@ def runs(model_path, draft_path, prompts_file):
         "lookup": run("--drafter", "prompt-lookup", "--draft-tokens", "3"),
         "itself": run("--draft-model", model_path, "--draft-tokens", "3"),
         "exit, tree": run("--drafter", "early-exit:1", "--tree", "2,1,1"),
-        "tree": run("--draft-model", draft_path, "--tree", "3,1,1"),
         "dynamic tree": run(
             *("--draft-model", draft_path, "--tree", "dynamic:depth=3,topk=2,nodes=6")
         ),

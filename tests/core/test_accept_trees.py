@@ -29,7 +29,9 @@ TREES = {
     "(1, 2, 1) by branches": (0, 1, 2, 1, 4),
 }
 by_tree = pytest.mark.parametrize("parents", TREES.values(), ids=list(TREES))
-by_kind = pytest.mark.parametrize("kind", ["any", "zeros", "equal"])
+by_kind = pytest.mark.parametrize(
+    "kind", ["any", "zeros", pytest.param("equal", marks=pytest.mark.full)]
+)
 # Asked at once: one shape, so one program, for each tree.
 SIZE, ROWS = 3, 1024
 

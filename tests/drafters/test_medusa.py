@@ -135,7 +135,7 @@ def test_heads_load_as_bfloat16(target, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.full),
         {"tree": (2, 2, 1)},
         pytest.param({"draft_tokens": 2}, marks=pytest.mark.full),
         pytest.param({"tree": (3, 2)}, marks=pytest.mark.full),

@@ -49,7 +49,7 @@ DRAFTS = {
 DRAFTED = [
     pytest.param(
         *(rule, drafter),
-        marks=pytest.mark.full if (rule, drafter) == ("coupled", "tree") else (),
+        marks=pytest.mark.full if drafter == "tree" else (),
     )
     for rule in LOSSLESS
     for drafter in DRAFTS
