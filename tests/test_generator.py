@@ -17,6 +17,7 @@ from tests.executions import counting
 IDS = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3], list(range(1, 14))]
 
 
+THREE_BUT_PLAIN = ("lookup", "drafting")
 THREE = ["plain", pytest.param("lookup", marks=pytest.mark.full), "drafting"]
 # One of the drafters here is random.
 pytestmark = pytest.mark.filterwarnings("ignore:the drafter's first tokens")
@@ -58,6 +59,7 @@ def test_every_drafter_writes_what_the_target_writes(plain, lookup, drafting):
         assert ids_of(generator.generate(IDS, max_new_tokens=40)) == expected
 
 
+@pytest.mark.full
 def test_a_tree_writes_what_the_target_writes_in_fewer_rounds(plain, target):
     """The draft is the target with noise: its second guess is often the right one."""
     near = jaxspec.LanguageModel("near", fakes.near(target.decoder, 0.3))
@@ -106,7 +108,10 @@ def test_a_tree_needs_a_draft_model(target, drafter):
         jaxspec.Generator(target, drafter, tree=(2, 1))
 
 
-@pytest.mark.parametrize("name", THREE)
+@pytest.mark.parametrize(
+    "name",
+    ["plain", *(pytest.param(n, marks=pytest.mark.full) for n in THREE_BUT_PLAIN)],
+)
 def test_a_batch_is_its_rows_one_by_one(request, name):
     """With the compiler's own options, under which plain batches once went wrong."""
     generator = request.getfixturevalue(name)
@@ -338,6 +343,7 @@ def test_a_model_without_a_tokenizer_takes_ids_only(plain):
         plain.generate("text")
 
 
+@pytest.mark.full
 def test_bl31_vocabularies_that_differ_in_padding(plain, target):
     expected = ids_of(plain.generate(IDS, max_new_tokens=24))
     for vocab in (48, 80):

@@ -105,6 +105,7 @@ def test_an_exit_that_cannot_be_is_refused(target, name):
     )
 
 
+@pytest.mark.full
 def test_a_generator_drafts_by_early_exit(target):
     model = jaxspec.LanguageModel("tiny", target)
     plain = jaxspec.Generator(model).generate([[5, 6, 7], [1]], max_new_tokens=24)
