@@ -114,7 +114,7 @@ def full(name):
 
 
 @pytest.mark.parametrize(
-    "drafter", ["tree", full("tree of the likeliest"), full("dynamic tree")]
+    "drafter", [full("tree"), full("tree of the likeliest"), full("dynamic tree")]
 )
 def test_trees_keep_the_law(drafter):
     assert_every_law("rejection", drafter)

@@ -46,7 +46,7 @@ def coupled(drafter):
     return run(DRAFTERS[drafter](NODES), BATCH, rule="coupled")
 
 
-IN_FULL = ("tree of the likeliest", "another model")
+IN_FULL = ("tree", "tree of the likeliest", "another model")
 PARAMS = [
     pytest.param(name, marks=pytest.mark.full if name in IN_FULL else ())
     for name in DRAFTERS
