@@ -52,7 +52,7 @@ def open_weights(path: Path) -> Mapping[str, StoredTensor]:
 def _open_pickle(path: Path) -> Mapping[str, StoredTensor]:
     """Only tensors come out of `weights_only`: no code of the file is run."""
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError:
         safe = path.with_suffix(".safetensors").name
         raise UserError(
