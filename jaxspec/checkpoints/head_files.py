@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jaxspec.checkpoints.fields import refuse_all, shown
 from jaxspec.checkpoints.huggingface import open_tensors
 from jaxspec.checkpoints.tensors import StoredTensor
@@ -47,6 +51,13 @@ def open_weights(path: Path) -> Mapping[str, StoredTensor]:
         str(path),
     )
     return {stored.source: stored for stored, _ in opened}
+
+
+def places_of(ids: np.ndarray, vocabulary: int) -> jax.Array:
+    """Where each id of a whole vocabulary stands in `ids`; their number if nowhere."""
+    places = np.full(vocabulary, len(ids), np.int32)
+    places[ids] = np.arange(len(ids))
+    return jnp.asarray(places)
 
 
 def _open_pickle(path: Path) -> Mapping[str, StoredTensor]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.fields import refuse_all, shown
-from jaxspec.checkpoints.head_files import find_weights, open_weights
+from jaxspec.checkpoints.head_files import find_weights, open_weights, places_of
 from jaxspec.checkpoints.tensors import StoredTensor
 from jaxspec.drafters.medusa import Heads
 from jaxspec.errors import UserError
@@ -70,7 +70,7 @@ def load_heads(
         else:
             found[key] = stored
     refuse_all(faults + _faults(found, config), str(file))
-    return _read_heads(found, dtype)
+    return _read_heads(found, config.vocab_size, dtype)
 
 
 def _own_tensors(tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
@@ -170,12 +170,14 @@ def _is_whole(stored: StoredTensor) -> bool:
     return stored.rows(0, 1).dtype.kind in "iub"
 
 
-def _read_heads(found: Mapping[Key, StoredTensor], dtype: Any) -> Heads:
+def _read_heads(
+    found: Mapping[Key, StoredTensor], vocabulary_size: int, dtype: Any
+) -> Heads:
     heads, layers = _sizes(found)
 
-    def whole(key: Key, of=dtype) -> jax.Array:
+    def whole(key: Key) -> jax.Array:
         stored = found[key]
-        return jnp.asarray(stored.rows(0, stored.shape[0]), of)
+        return jnp.asarray(stored.rows(0, stored.shape[0]), dtype)
 
     def stack(kind: str) -> jax.Array:
         return jnp.stack(
@@ -190,5 +192,8 @@ def _read_heads(found: Mapping[Key, StoredTensor], dtype: Any) -> Heads:
     biases = stack("bias") if biased else jnp.zeros(weights.shape[:3], dtype)
     own = sorted(key for key in found if key[0] == "vocabulary")
     vocabulary = jnp.stack([whole(key) for key in own]) if own else None
-    ids = whole(_IDS, jnp.int32) if _IDS in found else None
-    return Heads(weights, biases, vocabulary, ids)
+    ids = found.get(_IDS)
+    places = None
+    if ids is not None:
+        places = places_of(ids.rows(0, ids.shape[0]), vocabulary_size)
+    return Heads(weights, biases, vocabulary, places)

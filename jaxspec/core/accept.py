@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxspec.core import tree
 from jaxspec.core.block import block
@@ -44,7 +44,7 @@ def rejection(
     """
     if draft.log_probs is not None and depth not in (None, draft.tokens.shape[1]):
         accepted, following = try_in_turn(target_log_probs, draft, uniforms)
-        path, count = tree.longest_path(draft.parents, accepted, depth)
+        path, count, _ = tree.longest_path(draft.parents, accepted, depth)
         return Verdict(path, count + 1, following)
     earlier = tree.earlier_siblings(draft.parents)
     target_probs, left = _certain_children(target_log_probs, draft, earlier)
@@ -52,8 +52,7 @@ def rejection(
     accepted = uniforms * draft_probs(draft) * left < target_probs
     accepted &= draft.valid
     accepted &= ~(earlier & accepted[:, None, :]).any(axis=-1)
-    path, count = _longest_path(draft, accepted, depth)
-    last = jnp.take_along_axis(path, count[:, None], axis=1)[:, 0]
+    path, count, last = tree.longest_path(draft.parents, accepted, depth)
     return Verdict(path, count + 1, after_refusals(target_log_probs, draft, last))
 
 
@@ -137,15 +136,10 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _longest_path(draft: Draft, accepted: Bool[Array, "B N"], depth: int | None):
-    nodes = draft.tokens.shape[1]
-    return tree.longest_path(draft.parents, accepted, nodes if depth is None else depth)
-
-
 def _by_own_rows(target_log_probs, draft, accepted, depth) -> Verdict:
     """The verdict of a rule under which a refusal tells nothing of the next token."""
-    path, count = _longest_path(draft, accepted & draft.valid, depth)
-    last = jnp.take_along_axis(path, count[:, None], axis=1)[:, 0]
+    accepted &= draft.valid
+    path, count, last = tree.longest_path(draft.parents, accepted, depth)
     return Verdict(path, count + 1, row(target_log_probs, last))
 
 

@@ -62,6 +62,21 @@ def fit_vocabulary(logits: Float[Array, "*B v"], size: int) -> Float[Array, "*B 
     return jnp.pad(logits, padding, constant_values=-jnp.inf)
 
 
+def widen(
+    logits: Float[Array, "*B v"], places: Int[Array, " V"]
+) -> Float[Array, "*B V"]:
+    """Logits of a reduced vocabulary over the whole: ids it lacks are impossible.
+
+    Args:
+        logits: of the reduced vocabulary.
+        places: where each id stands in it; `v` for an id that does not. A gather by
+            them is several times faster than a scatter of the ids there are.
+    """
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, 1)]
+    padded = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    return jnp.take(padded, places, axis=-1, mode="clip")
+
+
 def residual_log_probs(
     target_log_probs: Float[Array, "*B V"], draft_probs: Float[Array, "*B V"]
 ) -> Float[Array, "*B V"]:

@@ -54,14 +54,15 @@ def earlier_siblings(parents: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
 
 
 def longest_path(
-    parents: Int[Array, "B N"], accepted: Bool[Array, "B N"], depth: int
-) -> tuple[Int[Array, "B depth+1"], Int[Array, " B"]]:
+    parents: Int[Array, "B N"], accepted: Bool[Array, "B N"], depth: int | None
+) -> tuple[Int[Array, "B depth+1"], Int[Array, " B"], Int[Array, " B"]]:
     """The way down to the deepest node that is accepted with all its ancestors.
 
-    Of equally deep ones the first is taken.
+    Of equally deep ones the first is taken. Without a `depth` the tree is a chain.
 
     Returns:
-        The slots on the way, the root first, then any; and how many nodes it has.
+        The slots on the way, the root first, then any; how many nodes it has; and the
+        slot where it ends.
     """
     ancestors = ancestry(parents)
     levels = depths(ancestors)
@@ -69,9 +70,11 @@ def longest_path(
     reached = (taken[:, None, :] | ~ancestors).all(axis=-1)
     last = jnp.where(reached, levels, -1).argmax(axis=-1)[:, None]
     on_way = jnp.take_along_axis(ancestors, last[:, :, None], axis=1)
-    place = jnp.arange(depth + 1, dtype=jnp.int32)
+    longest = parents.shape[1] if depth is None else depth
+    place = jnp.arange(longest + 1, dtype=jnp.int32)
     here = on_way & (levels[:, None, :] == place[:, None])
     slots = jnp.arange(levels.shape[1], dtype=jnp.int32)
     path = jnp.where(here, slots, 0).sum(axis=-1, dtype=jnp.int32)
     count = jnp.take_along_axis(levels, last, axis=1)[:, 0]
-    return jnp.where(place <= count[:, None], path, place), count
+    path = jnp.where(place <= count[:, None], path, place)
+    return path, count, last[:, 0]

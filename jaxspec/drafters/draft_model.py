@@ -13,6 +13,7 @@ from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.dynamic import Expansion
 from jaxspec.drafters.levels import Level, Schedule
+from jaxspec.drafters.shaped import Shaped
 from jaxspec.types import Chunk, Context, Draft, Noise, Output, Target, Verdict
 
 # Tokens that a round feeds before it drafts.
@@ -39,7 +40,7 @@ class DraftModelState(NamedTuple):
     meta_fields=["shape"],
 )
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Shaped):
     """Drafts a chain or a tree with a model of its own.
 
     Attributes:
@@ -53,26 +54,16 @@ class DraftModel:
     prefix_layers = 0
 
     @property
-    def tree(self) -> Topology | DynamicTree:
+    def topology(self) -> Topology | DynamicTree:
         """The shape as a tree."""
         return Topology.chain(self.shape) if isinstance(self.shape, int) else self.shape
 
     @property
     def schedule(self) -> Schedule | Expansion:
         """How the tree is grown; a round begins with [previous, newest]."""
-        if isinstance(self.tree, DynamicTree):
-            return Expansion(self.tree, PENDING)
-        return Schedule(self.tree, PENDING)
-
-    @property
-    def nodes(self) -> int:
-        """Draft nodes a round."""
-        return self.tree.nodes
-
-    @property
-    def depth(self) -> int:
-        """The length of the longest path."""
-        return self.tree.depth
+        if isinstance(self.topology, DynamicTree):
+            return Expansion(self.topology, PENDING)
+        return Schedule(self.topology, PENDING)
 
     def init(self, rows: int, capacity: int, width: int) -> DraftModelState:
         """Empty; a round commits previous, newest and a path of nodes but its last."""

@@ -1,6 +1,7 @@
 """Grows a tree whose contents are chosen by their likelihood (EAGLE-2)."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -56,82 +57,98 @@ class Expansion:
         """Expands the likeliest nodes level by level and keeps the likeliest of all.
 
         As `Schedule.grow`, but nothing is drawn, so that the noise is not asked for,
-        and a level's `visible` has rows first.
+        and a level's `parents` and `visible` have rows first.
 
         Returns:
             The draft, where each slot's entries lie in the scratch, and the carry.
         """
         del noise
-        tree, pending, scratch_slots = self.tree, self.pending, self.scratch_slots
-        rows, width = context.tokens.shape[0], tree.top_k
-
-        def children(logits, frontier: Frontier, scores, depth):
-            """The likeliest children of each node, and the scores of their paths."""
-            count = jnp.full(frontier.places.shape, depth)
-            fitted = fit_vocabulary(logits, vocabulary)
-            log_probs = context.warp(fitted, frontier.paths, count)
-            tokens, own = largest(log_probs, width)
-            # Rounding may leave a certain token over 0, and likelier than its parent.
-            return tokens, scores[..., None] + jnp.minimum(own, 0.0)
-
-        def advance(candidates, start, tokens, scores, frontier: Frontier, depth):
-            """Adds the children, and makes the likeliest of them the next frontier."""
-            candidates = candidates.add(start, tokens, scores, frontier.places)
-            flat = jnp.where(jnp.isnan(scores), -jnp.inf, scores).reshape(rows, -1)
-            chosen = lax.top_k(flat, width)[1]
-            lanes = chosen // width
-
-            def inherit(values):
-                index = lanes.reshape(rows, width, *(1,) * (values.ndim - 2))
-                return jnp.take_along_axis(values, index, axis=1)
-
-            drawn = jnp.take_along_axis(tokens.reshape(rows, -1), chosen, axis=1)
-            paths = inherit(frontier.paths).at[:, :, depth].set(drawn)
-            return candidates, Frontier(
-                start + chosen, paths, inherit(frontier.visible)
-            )
+        rows = context.tokens.shape[0]
+        expand = functools.partial(self._expand, context, vocabulary)
 
         def step(state, depth):
             candidates, frontier, carry = state
-            lanes = jnp.arange(width)
-            slots = pending + (depth - 1) * width + lanes
-            visible = frontier.visible | (slots[:, None] == jnp.arange(scratch_slots))
-            placed = candidates.scratch_slots.at[
-                jnp.arange(rows)[:, None], frontier.places
-            ].set(slots)
-            candidates = candidates._replace(scratch_slots=placed)
-            tokens = jnp.take_along_axis(candidates.tokens, frontier.places, axis=1)
-            level = Level(depth, lanes, lanes[:, None], slots, visible)
+            candidates, level = self._place(candidates, frontier, depth)
+            tokens = _take(candidates.tokens, frontier.places)
             carry, logits = feed(carry, tokens, level)
-            scores = jnp.take_along_axis(candidates.scores, frontier.places, axis=1)
-            frontier = frontier._replace(visible=visible)
-            tokens, scores = children(logits, frontier, scores, depth)
-            start = width + (depth - 1) * width**2
-            candidates, frontier = advance(
-                candidates, start, tokens, scores, frontier, depth
-            )
-            return (candidates, frontier, carry), None
+            frontier = frontier._replace(visible=level.visible)
+            return (*expand(candidates, frontier, logits, depth), carry), None
 
-        seen = jnp.broadcast_to(
-            jnp.arange(scratch_slots) < pending, (rows, 1, scratch_slots)
+        none = Candidates.init(self.tree, rows, self.pending - 1)
+        start = expand(none, self._root(rows), root_logits, jnp.int32(0))
+        depths = jnp.arange(1, self.tree.depth)
+        (candidates, _, carry), _ = lax.scan(step, (*start, carry), depths)
+        return *self._keep(candidates, context.active), carry
+
+    def _root(self, rows: int) -> Frontier:
+        """The newest token alone; it is no candidate."""
+        seen = jnp.arange(self.scratch_slots) < self.pending
+        return Frontier(
+            jnp.full((rows, 1), -1, jnp.int32),
+            jnp.zeros((rows, 1, self.tree.depth), jnp.int32),
+            jnp.broadcast_to(seen, (rows, 1, self.scratch_slots)),
         )
-        none = jnp.zeros((rows, 1, tree.depth), jnp.int32)
-        root = Frontier(jnp.full((rows, 1), -1, jnp.int32), none, seen)
-        candidates = Candidates.init(tree, rows, pending - 1)
-        certain = jnp.zeros((rows, 1), jnp.float32)
-        tokens, scores = children(root_logits, root, certain, 0)
-        candidates, frontier = advance(candidates, 0, tokens, scores, root, 0)
-        state = (candidates, frontier, carry)
-        (candidates, _, carry), _ = lax.scan(step, state, jnp.arange(1, tree.depth))
-        places, parents = candidates.keep(tree.nodes)
 
-        def of_kept(values):
-            return jnp.take_along_axis(values, places, axis=1)
+    def _place(
+        self, candidates: Candidates, frontier: Frontier, depth: Int[Array, ""]
+    ) -> tuple[Candidates, Level]:
+        """Gives the nodes of a frontier their slots of the scratch."""
+        rows, width = frontier.places.shape
+        lanes = jnp.arange(width)
+        slots = self.pending + (depth - 1) * width + lanes
+        own = slots[:, None] == jnp.arange(self.scratch_slots)
+        row = jnp.arange(rows)[:, None]
+        placed = candidates.scratch_slots.at[row, frontier.places].set(slots)
+        hung_on = _take(candidates.parents, frontier.places)
+        parents = _take(candidates.scratch_slots, jnp.maximum(hung_on, 0))
+        parents = jnp.where(hung_on < 0, self.pending - 1, parents)
+        visible = frontier.visible | own
+        level = Level(depth, lanes, lanes[:, None], slots, parents, visible)
+        return candidates._replace(scratch_slots=placed), level
 
-        valid = (of_kept(candidates.scores) > -jnp.inf) & context.active[:, None]
-        in_scratch = jnp.pad(
-            of_kept(candidates.scratch_slots),
-            ((0, 0), (1, 0)),
-            constant_values=pending - 1,
+    def _expand(
+        self,
+        context: Context,
+        vocabulary: int,
+        candidates: Candidates,
+        frontier: Frontier,
+        logits: Float[Array, "B w V"],
+        depth: Int[Array, ""],
+    ) -> tuple[Candidates, Frontier]:
+        """Adds the children of a frontier; the likeliest of them are the next one."""
+        width, (rows, lanes) = self.tree.top_k, frontier.places.shape
+        count = jnp.full((rows, lanes), depth)
+        fitted = fit_vocabulary(logits, vocabulary)
+        log_probs = context.warp(fitted, frontier.paths, count)
+        tokens, own = largest(log_probs, width)
+        # The root's score is that of a certain path.
+        scores = jnp.where(depth == 0, 0.0, _take(candidates.scores, frontier.places))
+        # Rounding may leave a certain token over 0, and likelier than its parent.
+        scores = scores[..., None] + jnp.minimum(own, 0.0)
+        start = jnp.maximum(width + (depth - 1) * width**2, 0)
+        candidates = candidates.add(start, tokens, scores, frontier.places)
+
+        fresh = lax.dynamic_slice_in_dim(candidates.scores, start, lanes * width, 1)
+        chosen = lax.top_k(fresh, width)[1]
+        places, parents = start + chosen, (chosen // width)[:, :, None]
+        paths, visible = (
+            jnp.take_along_axis(each, parents, axis=1)
+            for each in (frontier.paths, frontier.visible)
         )
-        return Draft(of_kept(candidates.tokens), parents, valid), in_scratch, carry
+        paths = paths.at[:, :, depth].set(_take(candidates.tokens, places))
+        return candidates, Frontier(places, paths, visible)
+
+    def _keep(
+        self, candidates: Candidates, active: Bool[Array, " B"]
+    ) -> tuple[Draft, Int[Array, "B N+1"]]:
+        """The likeliest of all as a draft, and where their entries lie."""
+        places, parents = candidates.keep(self.tree.nodes)
+        valid = (_take(candidates.scores, places) > -jnp.inf) & active[:, None]
+        slots = _take(candidates.scratch_slots, places)
+        root = ((0, 0), (1, 0))
+        in_scratch = jnp.pad(slots, root, constant_values=self.pending - 1)
+        return Draft(_take(candidates.tokens, places), parents, valid), in_scratch
+
+
+def _take(values: Array, places: Int[Array, "B n"]) -> Array:
+    return jnp.take_along_axis(values, places, axis=1)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxspec.cache import run_rows
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.levels import Level, Schedule
+from jaxspec.drafters.shaped import Shaped
 from jaxspec.drafters.stateless import Stateless
 from jaxspec.models.layers import Linear, RMSNorm
 from jaxspec.types import Context, Draft, Noise, State, Target
@@ -44,7 +45,7 @@ class ExitAdapter(nnx.Module):
     meta_fields=["layers", "topology"],
 )
 @dataclass(frozen=True)
-class EarlyExit(Stateless):
+class EarlyExit(Shaped, Stateless):
     """Drafts with the first `layers` layers, the final norm and the head.
 
     It keeps nothing between rounds: the target's cache holds what these layers have
@@ -58,16 +59,6 @@ class EarlyExit(Stateless):
     layers: int
     topology: Topology
     adapter: Any = None
-
-    @property
-    def nodes(self) -> int:
-        """Draft nodes a round."""
-        return self.topology.nodes
-
-    @property
-    def depth(self) -> int:
-        """The length of the longest path."""
-        return self.topology.depth
 
     @property
     def prefix_layers(self) -> int:

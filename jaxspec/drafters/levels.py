@@ -24,6 +24,7 @@ class Level(NamedTuple):
         slots: of the draft.
         children: the slots of the nodes that hang on each; N + 1 where there is none.
         scratch_slots: where their keys and values go.
+        parents: where those of the node lie that each hangs on.
         visible: what each sees of the scratch.
     """
 
@@ -31,6 +32,7 @@ class Level(NamedTuple):
     slots: Int[Array, " W"]
     children: Int[Array, "W R"]
     scratch_slots: Int[Array, " W"]
+    parents: Int[Array, " W"]
     visible: Bool[Array, "W P"]
 
 
@@ -115,6 +117,10 @@ class Schedule:
         children = np.array([*map(self.children, own), *nothing * missing])
         padding = self.used_slots + np.arange(missing)
         places = np.concatenate([self.in_scratch[own], padding])
+        parents = np.full(width, self.pending - 1)
+        if depth:
+            hung_on = np.array(self.topology.parents)[np.array(own) - 1]
+            parents[: len(own)] = self.in_scratch[hung_on]
         visible = np.zeros((width, self.scratch_slots), bool)
         visible[:, : self.pending] = True
         # Padding sees itself too: a query that sees nothing is not a number.
@@ -122,7 +128,8 @@ class Schedule:
         for lane, slot in enumerate(own):
             way = self.topology.ancestors[slot]
             visible[lane, self.in_scratch[way[way > 0]]] = True
-        return Level(np.array(depth), slots, children, places, visible)  # pyright: ignore
+        level = np.array(depth), slots, children, places, parents, visible
+        return Level(*level)  # pyright: ignore
 
     @property
     def root(self) -> Level:

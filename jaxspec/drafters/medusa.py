@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxspec.core.distributions import widen
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.levels import Level, Schedule
+from jaxspec.drafters.shaped import Shaped
 from jaxspec.models.layers import project
 from jaxspec.types import Chunk, Context, Draft, Model, Noise, Output, Target, Verdict
 
@@ -24,13 +26,14 @@ class Heads:
     Attributes:
         weights: of the blocks, y = x + silu(W x + b).
         vocabulary: a head's own last matrix; None: the target's head serves all.
-        ids: the target ids of the rows of `vocabulary`; None: they are its ids.
+        places: the row of `vocabulary` of each target id, one past the last for ids
+            that have none; None: row i is id i.
     """
 
     weights: Float[Array, "heads layers E E"]
     biases: Float[Array, "heads layers E"]
     vocabulary: Float[Array, "heads v E"] | None = None
-    ids: Int[Array, " v"] | None = None
+    places: Int[Array, " V"] | None = None
 
     def __call__(
         self, model: Model, hidden: Float[Array, "B E"], count: int
@@ -47,10 +50,7 @@ class Heads:
             ],
             axis=1,
         )
-        if self.ids is None:
-            return logits
-        impossible = jnp.full((*logits.shape[:2], model.vocab_size), -jnp.inf)
-        return impossible.at[..., self.ids].set(logits)
+        return logits if self.places is None else widen(logits, self.places)
 
     def _features(self, normed, head: int) -> Float[Array, "B E"]:
         for layer in range(self.weights.shape[1]):
@@ -63,7 +63,7 @@ class Heads:
     jax.tree_util.register_dataclass, data_fields=["heads"], meta_fields=["topology"]
 )
 @dataclass(frozen=True)
-class Medusa:
+class Medusa(Shaped):
     """Drafts depth d with head d, whatever was drafted before it.
 
     The heads read the hidden state that the newest token was drawn from, so that a
@@ -75,16 +75,6 @@ class Medusa:
 
     taps = ()
     prefix_layers = 0
-
-    @property
-    def nodes(self) -> int:
-        """Draft nodes a round."""
-        return self.topology.nodes
-
-    @property
-    def depth(self) -> int:
-        """The length of the longest path."""
-        return self.topology.depth
 
     def init(self, rows: int, capacity: int, width: int) -> Float[Array, "B E"]:
         """A hidden state of zeros."""

@@ -135,8 +135,7 @@ def siblings_one_by_one(log_probs, draft, uniforms, depth=None):
     accepted &= draft.valid
     earlier = tree.earlier_siblings(draft.parents)
     accepted &= ~(earlier & accepted[:, None, :]).any(axis=-1)
-    path, count = tree.longest_path(draft.parents, accepted, depth)
-    last = jnp.take_along_axis(path, count[:, None], axis=1)[:, 0]
+    path, count, last = tree.longest_path(draft.parents, accepted, depth)
     return Verdict(path, count + 1, after_refusals(log_probs, draft, last))
 
 
