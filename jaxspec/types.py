@@ -122,6 +122,10 @@ class Model(Protocol):
         """
         ...
 
+    def embed(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B E"]:
+        """What the first block is given."""
+        ...
+
     def norm(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B E"]:
         """The final norm."""
         ...

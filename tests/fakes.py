@@ -11,6 +11,12 @@ from flax import nnx
 from jax import lax
 
 from jaxspec.cache import BLOCK, KVCache, Scratch, within
+from jaxspec.drafters.eagle_head import (
+    Eagle3Config,
+    Eagle3Head,
+    EagleConfig,
+    EagleHead,
+)
 from jaxspec.drafters.medusa import Heads
 from jaxspec.models.config import ModelConfig, Rope
 from jaxspec.models.decoder import Decoder
@@ -58,6 +64,23 @@ def heads(model: Decoder, count: int) -> Heads:
     shape = (count, 1, width, width)
     weights = jnp.asarray(rng.normal(size=shape) * width**-0.5, model.dtype)
     return Heads(weights, jnp.zeros(shape[:3], model.dtype))
+
+
+def eagle(model: Decoder) -> EagleHead:
+    """A random EAGLE-1 head for models of this one's width."""
+    config = dataclasses.replace(
+        model.config, num_layers=1, windows=(None,), ropes=model.config.ropes[:1]
+    )
+    return EagleHead(EagleConfig(config), dtype=model.dtype, rngs=nnx.Rngs(3))
+
+
+def eagle3(model: Decoder, taps: tuple[int, ...] = (0, 1, 1), **fields) -> Eagle3Head:
+    """A random EAGLE-3 head for models of this one's width."""
+    config = dataclasses.replace(
+        model.config, num_layers=1, windows=(None,), ropes=model.config.ropes[:1]
+    )
+    config = Eagle3Config(config, taps, config.hidden_size, **fields)
+    return Eagle3Head(config, dtype=model.dtype, rngs=nnx.Rngs(4))
 
 
 def constant(model: Decoder) -> Decoder:

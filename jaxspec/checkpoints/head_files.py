@@ -53,6 +53,11 @@ def open_weights(path: Path) -> Mapping[str, StoredTensor]:
     return {stored.source: stored for stored, _ in opened}
 
 
+def is_whole(stored: StoredTensor) -> bool:
+    """Whether a tensor holds whole numbers or truth values."""
+    return stored.rows(0, 1).dtype.kind in "iub"
+
+
 def places_of(ids: np.ndarray, vocabulary: int) -> jax.Array:
     """Where each id of a whole vocabulary stands in `ids`; their number if nowhere."""
     places = np.full(vocabulary, len(ids), np.int32)

@@ -1,9 +1,10 @@
 """From a checkpoint file to the arrays of a `Decoder`, strictly, without a copy."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 
+T = TypeVar("T")
 Place = Callable[[str, np.ndarray], jax.Array]
 
 # Rows are decoded in blocks of about this many elements: what a block needs (several
@@ -65,9 +67,13 @@ def load_decoder(path: str | os.PathLike[str], dtype: Any = "float32") -> Decode
 def with_parameters(
     config: ModelConfig, parameters: Mapping[str, jax.Array], dtype: Any
 ) -> Decoder:
-    """A decoder that holds the given arrays; no others are ever made."""
-    abstract = nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)))
-    graph, state = nnx.split(abstract)
+    """A decoder that holds the given arrays."""
+    return fill(functools.partial(Decoder, config, dtype=dtype), parameters)
+
+
+def fill(make: Callable[..., T], parameters: Mapping[str, jax.Array]) -> T:
+    """The module of `make(rngs=...)` with the given arrays; no others are ever made."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
 
     def pick(path, _):
         return parameters[".".join(str(getattr(key, "key", key)) for key in path)]
@@ -83,7 +89,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocab_size, width)
     }
-    block = _block_shapes(config)
+    block = block_shapes(config)
     for layer in range(config.num_layers):
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
     shapes["final_norm.weight"] = (width,)
@@ -119,13 +125,16 @@ def load_parameters(
     return {
         name: place(
             name,
-            _read(checkpoint.tensors[name], jnp.float32 if is_norm(name) else target),
+            read_tensor(
+                checkpoint.tensors[name], jnp.float32 if is_norm(name) else target
+            ),
         )
         for name in shapes
     }
 
 
-def _block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters of one layer: name inside the layer to shape."""
     width, inner = config.hidden_size, config.intermediate_size
     query = config.num_heads * config.head_dim
     key = config.num_kv_heads * config.head_dim
@@ -183,7 +192,7 @@ def _checked_dtype(dtype: Any) -> Any:
     return _DTYPES[name]
 
 
-def _read(stored: StoredTensor, dtype: Any) -> np.ndarray:
+def read_tensor(stored: StoredTensor, dtype: Any) -> np.ndarray:
     """Decodes a tensor block by block into one array of its final dtype."""
     out = _aligned(stored.shape, np.dtype(dtype))
     row_elements = max(1, out.size // stored.shape[0])
@@ -205,6 +214,6 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _place_on_default_device(name: str, array: np.ndarray) -> jax.Array:
-    # Aliasing is safe: `_read` made the array for this call and drops it.
+    # Aliasing is safe: `read_tensor` made the array for this call and drops it.
     del name
     return jax.device_put(array, may_alias=True)

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.fields import refuse_all, shown
-from jaxspec.checkpoints.head_files import find_weights, open_weights, places_of
+from jaxspec.checkpoints.head_files import (
+    find_weights,
+    is_whole,
+    open_weights,
+    places_of,
+)
 from jaxspec.checkpoints.tensors import StoredTensor
 from jaxspec.drafters.medusa import Heads
 from jaxspec.errors import UserError
@@ -131,7 +136,7 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
     for key, shape in wanted.items():
         if key not in found:
             faults.append(f"head {key[1]} lacks its {key[0]}")
-        elif found[key].shape == shape and _is_whole(found[key]):
+        elif found[key].shape == shape and is_whole(found[key]):
             faults.append(f"tensor `{found[key].source}` holds whole numbers")
         elif found[key].shape != shape:
             faults.append(
@@ -155,7 +160,7 @@ def _id_faults(found, has_own: bool, vocabulary: int) -> list[str]:
             f"`token_map` has shape {list(stored.shape)}, expected 1 to {vocabulary} "
             "ids"
         ]
-    if not _is_whole(stored):
+    if not is_whole(stored):
         return ["`token_map` is no list of ids"]
     ids = stored.rows(0, stored.shape[0])
     if ids.min() < 0 or ids.max() >= vocabulary or np.unique(ids).size != ids.size:
@@ -164,10 +169,6 @@ def _id_faults(found, has_own: bool, vocabulary: int) -> list[str]:
             f"ones from 0 to {vocabulary - 1}"
         ]
     return []
-
-
-def _is_whole(stored: StoredTensor) -> bool:
-    return stored.rows(0, 1).dtype.kind in "iub"
 
 
 def _read_heads(

@@ -57,15 +57,25 @@ class Running(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Self-attention of one layer, written for one row."""
+    """Self-attention of one layer, written for one row.
 
-    def __init__(self, config: ModelConfig, layer: int, dtype, rngs: nnx.Rngs):
+    Its inputs may be wider than its outputs, by `size_in`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype,
+        rngs: nnx.Rngs,
+        size_in: int | None = None,
+    ):
         outer, width = config.hidden_size, config.head_dim
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        bias = config.qkv_bias
-        self.q_proj = Linear(outer, heads * width, bias, dtype, rngs)
-        self.k_proj = Linear(outer, kv_heads * width, bias, dtype, rngs)
-        self.v_proj = Linear(outer, kv_heads * width, bias, dtype, rngs)
+        inner, bias = size_in or outer, config.qkv_bias
+        self.q_proj = Linear(inner, heads * width, bias, dtype, rngs)
+        self.k_proj = Linear(inner, kv_heads * width, bias, dtype, rngs)
+        self.v_proj = Linear(inner, kv_heads * width, bias, dtype, rngs)
         self.o_proj = Linear(heads * width, outer, config.output_bias, dtype, rngs)
         self.q_norm = RMSNorm(width, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(width, config.norm_eps) if config.qk_norm else None
@@ -75,7 +85,7 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        inputs: Float[Array, "T E"],
+        inputs: Float[Array, "T in"],
         cache: KVCache,
         scratch: Scratch,
         place: Place,

@@ -22,7 +22,7 @@ class Embedding(nnx.Module):
         shape = (config.vocab_size, config.hidden_size)
         self.weight = nnx.Param(init(rngs.params(), shape, dtype))
 
-    def __call__(self, tokens: Int[Array, " T"]) -> Float[Array, "T E"]:
+    def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B E"]:
         """Looks the tokens up."""
         return jnp.take(self.weight[...], tokens, axis=0, mode="clip")
 
@@ -109,8 +109,7 @@ class Decoder(nnx.Module):
         place = Place(positions, slots, visible, live_blocks)
         scratch = scratch.place(positions, slots)
         if hidden is None:
-            scale = jnp.asarray(self.config.embedding_scale, self.dtype)
-            hidden = self.embed_tokens(tokens) * scale
+            hidden = self.embed(tokens)
         tapped = {}
         for index, block in enumerate(self.layers[first:last], start=first):
             hidden, scratch = block(hidden, cache, scratch, place)
@@ -118,6 +117,11 @@ class Decoder(nnx.Module):
         none = jnp.zeros((*tokens.shape, 0, self.config.hidden_size), self.dtype)
         stacked = jnp.stack([tapped[tap] for tap in taps], 1) if taps else none
         return Output(hidden, stacked), scratch
+
+    def embed(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B E"]:
+        """What the first block is given."""
+        scale = jnp.asarray(self.config.embedding_scale, self.dtype)
+        return self.embed_tokens(tokens) * scale
 
     def norm(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B E"]:
         """The final norm."""

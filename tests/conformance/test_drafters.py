@@ -14,6 +14,7 @@ from jaxspec.decoding.round import bind_noise, bind_warp
 from jaxspec.decoding.state import LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
@@ -30,6 +31,13 @@ DRAFTERS = {
     "draft_model": lambda draft: DraftModel(draft, NODES),
     "draft_model, dynamic tree": lambda draft: DraftModel(draft, DynamicTree(3, 2, 7)),
     "draft_model, tree": lambda draft: DraftModel(draft, TREE),
+    "eagle": lambda draft: Eagle(fakes.eagle(draft), Topology.chain(NODES)),
+    "eagle, tree": lambda draft: Eagle(fakes.eagle(draft), TREE),
+    "eagle, dynamic tree": lambda draft: Eagle(
+        fakes.eagle(draft), DynamicTree(3, 2, 7)
+    ),
+    "eagle3": lambda draft: Eagle(fakes.eagle3(draft), Topology.chain(NODES)),
+    "eagle3, tree": lambda draft: Eagle(fakes.eagle3(draft), TREE),
     "early_exit": lambda draft: EarlyExit(1, Topology.chain(NODES)),
     "early_exit, tree": lambda draft: EarlyExit(1, TREE),
     "medusa": lambda draft: Medusa(fakes.heads(draft, NODES), Topology.chain(NODES)),
