@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.cache import KVCache, Scratch, within
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.layers import Linear, RMSNorm, rotate
+from jaxspec.models.layers import Linear, RMSNorm, rotate, soft_cap
 
 
 class Place(NamedTuple):
@@ -34,12 +34,13 @@ class Running(NamedTuple):
         keys: Float[Array, "K k D"],
         values: Float[Array, "K k D"],
         visible: Bool[Array, "Q k"],
+        cap: float | None = None,
     ) -> "Running":
-        """Takes in a block of keys and values."""
+        """Takes in a block of keys and values, with scores softly capped at `cap`."""
         scores = jnp.einsum(
             "kqd,ksd->kqs", queries, keys, preferred_element_type=jnp.float32
         )
-        scores = jnp.where(visible, scores, -jnp.inf)
+        scores = jnp.where(visible, soft_cap(scores, cap), -jnp.inf)
         peak = jnp.maximum(self.peak, scores.max(axis=-1))
         weights = jnp.exp(scores - peak[..., None])
         shrink = jnp.exp(self.peak - peak)
@@ -81,7 +82,10 @@ class Attention(nnx.Module):
         self.k_norm = RMSNorm(width, config.norm_eps) if config.qk_norm else None
         self.layer, self.head_dim, self.scale = layer, width, config.query_scale
         self.window = config.windows[layer]
-        self.inverse_frequencies = config.ropes[layer].inverse_frequencies(width)
+        self.cap = config.attention_soft_cap
+        rope = config.ropes[layer]
+        self.inverse_frequencies = rope.inverse_frequencies(width)
+        self.rope_factor = rope.attention_factor
 
     def __call__(
         self,
@@ -103,7 +107,7 @@ class Attention(nnx.Module):
     def _heads(self, flat, norm, positions) -> Float[Array, "T heads D"]:
         heads = flat.reshape(flat.shape[0], -1, self.head_dim)
         heads = heads if norm is None else norm(heads)
-        return rotate(heads, positions, self.inverse_frequencies)
+        return rotate(heads, positions, self.inverse_frequencies, self.rope_factor)
 
     def _attend(self, queries, cache, scratch, place) -> Float[Array, "T HD"]:
         """Softmax over scratch, then over the live blocks of the cache.
@@ -132,12 +136,13 @@ class Attention(nnx.Module):
             scratch.keys[self.layer],
             scratch.values[self.layer],
             of_each_head(visible),
+            self.cap,
         )
 
         def take_block(index, running):
             keys, values = cache.block(self.layer, index)
             visible = cache.visible(self.layer, index, place.positions)
-            return running.add(queries, keys, values, of_each_head(visible))
+            return running.add(queries, keys, values, of_each_head(visible), self.cap)
 
         running = lax.fori_loop(0, place.live_blocks, take_block, running)
         mixed = running.weighted / running.total[..., None]

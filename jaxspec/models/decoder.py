@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.cache import KVCache, Scratch
 from jaxspec.models.attention import Attention, Place
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.layers import MLP, Linear, RMSNorm, project
+from jaxspec.models.layers import MLP, Linear, RMSNorm, project, soft_cap
 from jaxspec.types import Output
 
 
@@ -130,7 +130,8 @@ class Decoder(nnx.Module):
     def unembed(self, normed: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
         """Logits in float32."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return project(normed, head.weight[...], jnp.float32)
+        logits = project(normed, head.weight[...], jnp.float32)
+        return soft_cap(logits, self.config.logit_soft_cap)
 
     @property
     def vocab_size(self) -> int:

@@ -1,4 +1,4 @@
-"""The small parts of a decoder: linear maps, norm, rotary embedding, gated MLP."""
+"""The small parts of a decoder: linear maps, norm, soft cap, rotary embedding, MLP."""
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,11 @@ def project(
     axes = (((1,), (inputs.ndim - 1,)), ((), ()))
     outputs = lax.dot_general(weight, inputs, axes, preferred_element_type=dtype)
     return jnp.moveaxis(outputs, 0, -1)
+
+
+def soft_cap(values: Float[Array, "*B"], cap: float | None) -> Float[Array, "*B"]:
+    """`cap * tanh(values / cap)`, or the values where there is no cap."""
+    return values if cap is None else cap * jnp.tanh(values / cap)
 
 
 class Linear(nnx.Module):
@@ -84,11 +89,17 @@ def rotate(
     heads: Float[Array, "T heads D"],
     positions: Int[Array, " T"],
     inverse_frequencies: tuple[float, ...],
+    factor: float = 1.0,
 ) -> Float[Array, "T heads D"]:
-    """Rotary embedding (Su et al. 2021), pairs half a head apart; float32 inside."""
+    """Rotary embedding (Su et al. 2021), pairs half a head apart; float32 inside.
+
+    `factor` multiplies cosine and sine (`Rope.attention_factor`).
+    """
     frequencies = jnp.asarray(inverse_frequencies, jnp.float32)
     angles = positions[:, None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
+    if factor != 1:
+        cos, sin = cos * factor, sin * factor
     first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
     rotated = (first * cos - second * sin, second * cos + first * sin)
     return jnp.concatenate(rotated, axis=-1).astype(heads.dtype)

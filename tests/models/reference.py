@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxspec.models.config import ModelConfig, Rope
+from jaxspec.models.config import ModelConfig, Rope, Yarn
 
 
 class Reference(NamedTuple):
@@ -38,7 +38,8 @@ def forward(
         blocks.append(hidden)
     normed = _norm(hidden, weights["final_norm.weight"], config.norm_eps)
     head = weights["embed_tokens.weight" if config.tied else "lm_head.weight"]
-    return Reference(normed @ head.T, np.stack(blocks))
+    logits = _capped(normed @ head.T, config.logit_soft_cap)
+    return Reference(logits, np.stack(blocks))
 
 
 def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
@@ -47,6 +48,8 @@ def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     scaling = rope.scaling
     if scaling is None:
         return plain
+    if isinstance(scaling, Yarn):
+        return _yarn(scaling, plain)
     if scaling.kind == "linear":
         return plain / scaling.factor
     wavelength = 2 * math.pi / plain
@@ -60,6 +63,26 @@ def frequencies(rope: Rope, head_dim: int) -> np.ndarray:
         plain,
         np.where(wavelength > low_wavelength, plain / scaling.factor, blended),
     )
+
+
+def _yarn(scaling: Yarn, plain: np.ndarray) -> np.ndarray:
+    """Pairs are counted off where they turn often and seldom enough; between, linear.
+
+    A pair's index is a linear function of the logarithm of its turns.
+    """
+    pairs = np.arange(len(plain))
+    slope, offset = np.polyfit(np.log(scaling.original_positions * plain), pairs, 1)
+    turns = np.array([scaling.fast_turns, scaling.slow_turns])
+    ends = slope * np.log(2 * math.pi * turns) + offset
+    if scaling.truncate:
+        ends = np.array([np.floor(ends[0]), np.ceil(ends[1])])
+    ends = np.clip(ends, 0, 2 * len(plain) - 1)
+    divided = np.interp(pairs, ends, [0.0, 1.0])
+    return plain * (1 - divided) + plain / scaling.factor * divided
+
+
+def _capped(values: np.ndarray, cap: float | None) -> np.ndarray:
+    return values if cap is None else np.tanh(values / cap) * cap
 
 
 def _block(config, layer, own, hidden):
@@ -84,9 +107,9 @@ def _attention(config, layer, own, inputs):
     if config.qk_norm:
         queries = _norm(queries, own["self_attn.q_norm.weight"], config.norm_eps)
         keys = _norm(keys, own["self_attn.k_norm.weight"], config.norm_eps)
-    turns = np.exp(
-        1j * np.outer(np.arange(length), frequencies(config.ropes[layer], width))
-    )
+    rope = config.ropes[layer]
+    turns = np.exp(1j * np.outer(np.arange(length), frequencies(rope, width)))
+    turns *= rope.attention_factor
     queries, keys = _turn(queries, turns), _turn(keys, turns)
     back = np.arange(length)[:, None] - np.arange(length)
     window = config.windows[layer]
@@ -95,6 +118,7 @@ def _attention(config, layer, own, inputs):
     for head in range(config.num_heads):
         shared = head * config.num_kv_heads // config.num_heads
         scores = queries[:, head] @ keys[:, shared].T * config.query_scale
+        scores = _capped(scores, config.attention_soft_cap)
         scores[hidden_from] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
