@@ -52,8 +52,9 @@ def refuse_all(faults: list[str], heading: str) -> None:
 class Fields:
     """Takes fields out of a mapping, collecting faults until `finish` raises them.
 
-    A field that is absent and one that is null are the same. After a fault the reader
-    returns a harmless stand-in, so that the remaining fields are still looked at.
+    A field that is absent and one that is null are the same, but for `states`. After a
+    fault the reader returns a harmless stand-in, so that the remaining fields are still
+    looked at.
     """
 
     def __init__(self, values: Mapping[str, Any], origin: str):
@@ -66,6 +67,10 @@ class Fields:
         """Notes that `name` does not hold what was `expected`."""
         value = self._values.get(name)
         self.faults.append(f"`{name}` is {shown(value)}, expected {expected}")
+
+    def states(self, name: str) -> bool:
+        """Whether the field is there, be it null."""
+        return name in self._values
 
     def raw(self, name: str) -> Any:
         """The unchecked value of `name`, or None."""

@@ -45,6 +45,7 @@ _BLOCKS = {
     "llama": _COMMON | _TWO_NORMS,
     "qwen2": _COMMON | _TWO_NORMS,
     "qwen3": _COMMON | _TWO_NORMS | _QK_NORMS,
+    "gemma2": _COMMON | _FOUR_NORMS,
     "gemma3": _COMMON | _FOUR_NORMS | _QK_NORMS,
 }
 

@@ -1,7 +1,7 @@
 """GGUF metadata to `ModelConfig`, per architecture.
 
 The keys are those of the GGUF specification; what an architecture fixes without a key
-(gemma3's window pattern and local rotary base) is what llama.cpp computes.
+(gemma's window patterns and soft caps) is what llama.cpp computes.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoints.fields import Fields, shown
+from jaxspec.checkpoints.fields import Fields
 from jaxspec.checkpoints.gguf_header import GgufHeader, LazyArray
-from jaxspec.checkpoints.hf_config import shape_faults
-from jaxspec.models.config import ModelConfig, Rope, RopeScaling
+from jaxspec.checkpoints.gguf_rope import read_local_rope, read_rope
+from jaxspec.checkpoints.hf_config import LARGEST_POSITION, shape_faults
+from jaxspec.models.config import ModelConfig
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-_GEMMA_PATTERN, _GEMMA_LOCAL_THETA = 6, 10_000.0
-# The one gemma3 size whose queries are scaled by width / heads, not by the head width.
-_GEMMA_27B_LAYERS = 62
-_LARGEST_THETA = 1e12
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+_GEMMA = ("gemma2", "gemma3")
+# Of each so many layers the last has no window.
+_PATTERNS = {"gemma2": 2, "gemma3": 6}
+# The sizes whose queries are scaled by width / heads, not by the head width: the 27Bs.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 
 def parse_metadata(header: GgufHeader, rope_factors: np.ndarray | None) -> ModelConfig:
@@ -37,8 +39,10 @@ def parse_metadata(header: GgufHeader, rope_factors: np.ndarray | None) -> Model
     fields = Fields(_own_keys(header.metadata, arch), f"{header.path} ({arch}.*)")
     _refuse_unsupported(fields)
     sizes = _sizes(fields, header)
-    windows, local_theta = _windows(fields, arch, sizes["num_layers"])
-    rope = _rope(fields, sizes["head_dim"], rope_factors)
+    windows = _windows(fields, arch, sizes["num_layers"])
+    rope = read_rope(fields, sizes["head_dim"], rope_factors)
+    local_rope = read_local_rope(fields, arch, rope)
+    sizes["max_positions"] = max(sizes["max_positions"], rope.positions)
     config = ModelConfig(
         family=arch,
         **sizes,
@@ -46,12 +50,14 @@ def parse_metadata(header: GgufHeader, rope_factors: np.ndarray | None) -> Model
         norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
         query_scale=_query_width(arch, sizes) ** -0.5,
         windows=windows,
-        ropes=tuple(rope if width is None else Rope(local_theta) for width in windows),
-        activation="gelu_tanh" if arch == "gemma3" else "silu",
+        ropes=tuple(rope if width is None else local_rope for width in windows),
+        activation="gelu_tanh" if arch in _GEMMA else "silu",
         qk_norm=arch in ("qwen3", "gemma3"),
-        sandwich_norms=arch == "gemma3",
+        sandwich_norms=arch in _GEMMA,
         tied="output.weight" not in header.tensors,
-        embedding_scale=sizes["hidden_size"] ** 0.5 if arch == "gemma3" else 1.0,
+        embedding_scale=sizes["hidden_size"] ** 0.5 if arch in _GEMMA else 1.0,
+        attention_soft_cap=_soft_cap(fields, arch, "attn_logit_softcapping", 50.0),
+        logit_soft_cap=_soft_cap(fields, arch, "final_logit_softcapping", 30.0),
     )
     fields.refuse_unread()
     if not fields.faults:
@@ -82,10 +88,8 @@ def _own_keys(metadata: Mapping[str, Any], arch: str) -> dict[str, Any]:
 
 def _refuse_unsupported(fields: Fields) -> None:
     fields.only("attention.causal", True)
-    fields.only("attn_logit_softcapping", 0.0)
     fields.only("expert_count", 0)
     fields.only("expert_used_count", 0)
-    fields.only("final_logit_softcapping", 0.0)
     # Both writers of llama files order the rows of q and k the same way.
     fields.only("tensor_data_layout", "Meta AI original pth")
 
@@ -113,7 +117,7 @@ def _sizes(fields: Fields, header: GgufHeader) -> dict[str, int]:
         "num_heads": heads,
         "num_kv_heads": fields.integer("attention.head_count_kv", heads, high=2**12),
         "head_dim": head_dim,
-        "max_positions": fields.integer("context_length", high=2**30),
+        "max_positions": fields.integer("context_length", high=LARGEST_POSITION),
     }
 
 
@@ -127,7 +131,7 @@ def _vocabulary(header: GgufHeader) -> int:
 
 
 def _query_width(arch: str, sizes: dict[str, int]) -> float:
-    if arch == "gemma3" and sizes["num_layers"] == _GEMMA_27B_LAYERS:
+    if sizes["num_layers"] == _LAYERS_OF_27B.get(arch):
         return sizes["hidden_size"] / sizes["num_heads"]
     return sizes["head_dim"]
 
@@ -145,16 +149,18 @@ def _biases(header: GgufHeader, arch: str) -> dict[str, bool]:
     }
 
 
-def _windows(
-    fields: Fields, arch: str, layers: int
-) -> tuple[tuple[int | None, ...], float]:
-    if arch != "gemma3":
+def _soft_cap(fields: Fields, arch: str, name: str, default: float) -> float | None:
+    if arch != "gemma2":
+        fields.only(name, 0.0)
+        return None
+    return fields.number(name, default, high=1e6)
+
+
+def _windows(fields: Fields, arch: str, layers: int) -> tuple[int | None, ...]:
+    if arch not in _GEMMA:
         fields.only("attention.sliding_window", 0)
-        return (None,) * layers, 0.0
+        return (None,) * layers
     width = fields.integer("attention.sliding_window")
-    local_theta = fields.number(
-        "rope.freq_base_swa", _GEMMA_LOCAL_THETA, low=1.0, high=_LARGEST_THETA
-    )
     pattern = fields.raw("attention.sliding_window_pattern")
     if isinstance(pattern, LazyArray):
         sliding = pattern.read()
@@ -163,53 +169,7 @@ def _windows(
             sliding = [False] * layers
     else:
         every = fields.integer(
-            "attention.sliding_window_pattern", _GEMMA_PATTERN, high=2**10
+            "attention.sliding_window_pattern", _PATTERNS[arch], high=2**10
         )
         sliding = [(layer + 1) % every != 0 for layer in range(layers)]
-    return tuple(width if windowed else None for windowed in sliding), local_theta
-
-
-def _rope(fields: Fields, head_dim: int, factors: np.ndarray | None) -> Rope:
-    theta = fields.number("rope.freq_base", 10_000.0, low=1.0, high=_LARGEST_THETA)
-    kind = fields.choice(
-        "rope.scaling.type", {"none": "none", "linear": "linear"}, "none"
-    )
-    fields.only("rope.scale_linear", 1.0)
-    fields.only("rope.scaling.attn_factor", 1.0)
-    # Where the training stopped and whether the scaling was trained: no maths in it.
-    fields.ignore(["rope.scaling.original_context_length", "rope.scaling.finetuned"])
-    if kind == "linear":
-        if factors is not None:
-            fields.faults.append("it has both linear rope scaling and `rope_freqs`")
-        factor = fields.number("rope.scaling.factor", low=0.999999, high=1e6)
-        return Rope(theta, RopeScaling("linear", factor))
-    fields.only("rope.scaling.factor", 0.0, 1.0)
-    if factors is None:
-        return Rope(theta)
-    return _rope_from_factors(fields, Rope(theta), head_dim, factors)
-
-
-def _rope_from_factors(
-    fields: Fields, plain: Rope, head_dim: int, factors: np.ndarray
-) -> Rope:
-    """The Llama 3 scaling whose frequencies are the plain ones over `factors`.
-
-    A GGUF file states the divisors and not the rule, so the rule is tried.
-    """
-    if factors.shape != (head_dim // 2,) or not np.all(factors >= 1):
-        fields.faults.append(
-            f"`rope_freqs.weight` is {shown(factors.tolist())}, expected "
-            f"{head_dim // 2} factors of at least 1"
-        )
-        return plain
-    if np.all(factors == 1):
-        return plain
-    scaled = Rope(plain.theta, RopeScaling("llama3", float(factors.max())))
-    wanted = np.array(scaled.inverse_frequencies(head_dim))
-    stored = np.array(plain.inverse_frequencies(head_dim)) / factors
-    if not np.allclose(stored, wanted, rtol=1e-4, atol=0):
-        fields.faults.append(
-            "`rope_freqs.weight` is not the Llama 3 scaling (8192 positions, factors 1 "
-            "and 4), the only one that is supported"
-        )
-    return scaled
+    return tuple(width if windowed else None for windowed in sliding)

@@ -6,19 +6,21 @@ from typing import Any
 from jaxspec.checkpoints.fields import Fields
 from jaxspec.checkpoints.hf_families import (
     ACTIVATIONS,
+    ATTENTION_SOFT_CAP,
     FAMILIES,
-    GEMMA3,
     HARMLESS,
     HARMLESS_OF_IMAGE_MODELS,
     LLAMA,
+    LOGIT_SOFT_CAP,
     NEUTRAL,
-    QWEN2,
-    QWEN3,
     Family,
 )
-from jaxspec.checkpoints.hf_rope import FULL, SLIDING, read_ropes
+from jaxspec.checkpoints.hf_rope import read_ropes
+from jaxspec.checkpoints.hf_windows import FULL, SLIDING, read_windows
 from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
+
+LARGEST_POSITION = 2**30
 
 
 def parse_config(values: Mapping[str, Any], origin: str) -> ModelConfig:
@@ -76,6 +78,11 @@ def shape_faults(config: ModelConfig) -> list[str]:
         faults.append(
             f"head width {config.head_dim} is odd: rotary pairs need an even one"
         )
+    if config.max_positions > LARGEST_POSITION:
+        faults.append(
+            f"YaRN's factor and original context make {config.max_positions} "
+            f"positions, expected at most {LARGEST_POSITION}"
+        )
     return faults
 
 
@@ -100,16 +107,15 @@ def _text_part(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 def _read(fields: Fields, family: Family) -> ModelConfig:
     sizes = _sizes(fields, family)
-    windows = _windows(fields, family, sizes["num_layers"])
-    ropes = read_ropes(
-        fields,
-        per_layer_type=family is GEMMA3,
-        theta=family.theta,
-        local_theta=10_000.0,
-    )
+    windows = read_windows(fields, family, sizes["num_layers"])
+    ropes = read_ropes(fields, family.theta, family.local_theta)
+    # The published recipe for Qwen adds YaRN and leaves the number of positions alone.
+    sizes["max_positions"] = max(sizes["max_positions"], ropes[FULL].positions)
     query_width = sizes["head_dim"]
-    if family is GEMMA3:
+    if family.gemma:
         query_width = fields.number("query_pre_attn_scalar", 256.0, high=1e6)
+    for older, name in family.repeated.items():
+        fields.only(older, fields.raw(name))
     return ModelConfig(
         family=family.name,
         **sizes,
@@ -121,11 +127,21 @@ def _read(fields: Fields, family: Family) -> ModelConfig:
         activation=fields.choice(
             family.activation_field, ACTIVATIONS, family.activation
         ),
-        qk_norm=family in (QWEN3, GEMMA3),
-        sandwich_norms=family is GEMMA3,
+        qk_norm=family.qk_norm,
+        sandwich_norms=family.gemma,
         tied=fields.flag("tie_word_embeddings", family.tied),
-        embedding_scale=sizes["hidden_size"] ** 0.5 if family is GEMMA3 else 1.0,
+        embedding_scale=sizes["hidden_size"] ** 0.5 if family.gemma else 1.0,
+        attention_soft_cap=_soft_cap(fields, family, ATTENTION_SOFT_CAP),
+        logit_soft_cap=_soft_cap(fields, family, LOGIT_SOFT_CAP),
     )
+
+
+def _soft_cap(fields: Fields, family: Family, name: str) -> float | None:
+    if name not in family.soft_caps:
+        fields.only(name)
+        return None
+    default = None if fields.states(name) else family.soft_caps[name]
+    return fields.number(name, default, high=1e6)
 
 
 def _sizes(fields: Fields, family: Family) -> dict[str, int]:
@@ -153,54 +169,17 @@ def _sizes(fields: Fields, family: Family) -> dict[str, int]:
         "num_heads": heads,
         "num_kv_heads": size("num_key_value_heads", 2**12, heads),
         "head_dim": head_dim,
-        "max_positions": size("max_position_embeddings", 2**30),
+        "max_positions": size("max_position_embeddings", LARGEST_POSITION),
     }
 
 
 def _biases(fields: Fields, family: Family) -> dict[str, bool]:
-    if family is QWEN2:
-        # Part of this architecture, whatever the file says or leaves out.
-        fields.only("attention_bias", True)
-        attention, output = True, False
-    else:
+    if family.attention_bias is None:
         attention = output = fields.flag("attention_bias")
+    else:
+        fields.only("attention_bias", family.attention_bias)
+        attention, output = family.attention_bias, False
     mlp = fields.flag("mlp_bias")
     if mlp and family is not LLAMA:
         fields.fault("mlp_bias", f"false in {family.name}")
     return {"qkv_bias": attention, "output_bias": output, "mlp_bias": mlp}
-
-
-def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, ...]:
-    if family is GEMMA3:
-        pattern = fields.integer("_sliding_window_pattern", 6, high=2**10)
-        pattern = fields.integer("sliding_window_pattern", pattern, high=2**10)
-        sliding = [(layer + 1) % pattern != 0 for layer in range(layers)]
-        width = fields.integer("sliding_window", 4096)
-    elif family is LLAMA:
-        fields.only("sliding_window")
-        sliding, width = [False] * layers, None
-    else:
-        used = fields.flag("use_sliding_window")
-        first = fields.integer("max_window_layers", 28, low=0)
-        sliding = [used and layer >= first for layer in range(layers)]
-        stated = fields.integer("sliding_window", 4096)
-        width = stated if used else None
-    sliding = _layer_types(fields, sliding)
-    if any(sliding) and width is None:
-        fields.fault("layer_types", "no windowed layer: the config has windows off")
-    return tuple(width if windowed else None for windowed in sliding)
-
-
-def _layer_types(fields: Fields, by_rule: list[bool]) -> list[bool]:
-    """Which layers have a window; a list in the file goes before the family's rule."""
-    kinds = fields.raw("layer_types")
-    if kinds is None:
-        return by_rule
-    if (
-        isinstance(kinds, list)
-        and len(kinds) == len(by_rule)
-        and all(kind in (FULL, SLIDING) for kind in kinds)
-    ):
-        return [kind == SLIDING for kind in kinds]
-    fields.fault("layer_types", f"{len(by_rule)} of {FULL} or {SLIDING}")
-    return by_rule

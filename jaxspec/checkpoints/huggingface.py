@@ -37,7 +37,7 @@ def open_folder(folder: Path) -> Checkpoint:
     values = read_json(folder / "config.json")
     config = parse_config(values, str(folder / "config.json"))
     has_images = values.get("model_type") == "gemma3"
-    one_plus = config.family == "gemma3"
+    one_plus = config.family in ("gemma2", "gemma3")
     tensors: dict[str, StoredTensor] = {}
     faults: list[str] = []
     for path, names in _weight_files(folder).items():

@@ -11,7 +11,7 @@ from jaxspec.models.config import Rope, RopeScaling
 from tests.checkpoints.block_formats import FORMATS, decode, random_blocks
 from tests.checkpoints.gguf_loads import assert_refused, load, tiny_parts
 from tests.checkpoints.writers import (
-    FAMILIES,
+    GGUF_FAMILIES,
     Stored,
     gguf_metadata,
     gguf_tensors,
@@ -28,7 +28,7 @@ LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_a_gguf_file_equals_the_folder_it_was_made_from(tmp_path, family, tied):
     values = tiny_config(family, tie_word_embeddings=tied)
     folder = open_checkpoint(write_hf_folder(tmp_path / "hf", values))
@@ -272,7 +272,11 @@ def test_gemma_27b_scales_queries_by_width_over_heads(tmp_path):
         ("general.type", "adapter", "'adapter'"),
         ("split.count", 2, "split.count` is 2"),
         ("llama.expert_count", 8, "expert_count` is 8"),
-        ("llama.rope.scaling.type", "yarn", "rope.scaling.type` is 'yarn'"),
+        ("llama.rope.scaling.type", "longrope", "rope.scaling.type` is 'longrope'"),
+        ("llama.rope.scaling.type", "yarn", "rope.scaling.factor` is missing"),
+        ("llama.rope.scaling.yarn_beta_fast", 8.0, "rope.scaling.yarn_beta_fast"),
+        ("llama.attn_logit_softcapping", 50.0, "attn_logit_softcapping` is 50"),
+        ("llama.final_logit_softcapping", 30.0, "final_logit_softcapping` is 30"),
         ("llama.rope.scaling.factor", 4.0, "rope.scaling.factor"),
         ("llama.rope.dimension_count", 4, "rope.dimension_count` is 4"),
         ("llama.attention.value_length", 16, "attention.value_length` is 16"),

@@ -51,7 +51,7 @@ def test_every_tensor_arrives_under_its_name(tmp_path, family, shards):
     ), "the names and their order are those of expected_shapes"
     for name, array in parameters.items():
         wanted = tensors[hf_name(name)]
-        if family == "gemma3" and name.endswith("norm.weight"):
+        if "gemma" in family and name.endswith("norm.weight"):
             wanted = wanted + np.float32(1)
         assert array.dtype == jnp.float32
         np.testing.assert_array_equal(array, wanted, err_msg=name)
@@ -196,7 +196,7 @@ def test_bl44_a_float16_file_loads_as_asked(tmp_path, dtype):
     np.testing.assert_array_equal(loaded, stored.astype(loaded.dtype))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
 def test_bl44_norms_stay_float32(tmp_path, family):
     values = tiny_config(family)
     tensors = random_tensors(values)
@@ -208,7 +208,7 @@ def test_bl44_norms_stay_float32(tmp_path, family):
         is_norm = name.endswith("norm.weight")
         assert array.dtype == (jnp.float32 if is_norm else jnp.bfloat16), name
     # 1 + 2^-9 would be 1 in bfloat16.
-    wanted = small + 1 if family == "gemma3" else small
+    wanted = small + 1 if "gemma" in family else small
     np.testing.assert_array_equal(parameters["final_norm.weight"], wanted)
 
 

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from jaxspec.checkpoints.hf_config import parse_config
 from jaxspec.checkpoints.load import expected_shapes
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
+GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+FAMILIES = (*GGUF_FAMILIES, "mistral")
 SAFETENSORS_TYPES = {
     "float32": np.float32,
     "float16": np.float16,
@@ -32,8 +33,19 @@ _COMMON: dict[str, Any] = {
 }
 _OWN: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_theta": 10_000.0},
+    "mistral": {"model_type": "mistral", "rope_theta": 10_000.0, "sliding_window": 8},
     "qwen2": {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "rope_theta": 1e6, "head_dim": 16},
+    "gemma2": {
+        "model_type": "gemma2",
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 16,
+        "rope_theta": 10_000.0,
+        "sliding_window": 8,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "head_dim": 16,
@@ -60,7 +72,7 @@ def random_tensors(values: dict[str, Any], seed: int = 0) -> dict[str, np.ndarra
     tensors = {}
     for name, shape in expected_shapes(config).items():
         weight = rng.standard_normal(shape, np.float32) * np.float32(0.3)
-        if name.endswith("norm.weight") and config.family != "gemma3":
+        if name.endswith("norm.weight") and "gemma" not in config.family:
             weight += 1
         tensors[hf_name(name)] = weight
     return tensors
@@ -191,7 +203,7 @@ def gguf_metadata(
     values: dict[str, Any], changes: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The keys that a converter writes for a tiny config; a change to None removes."""
-    arch = "gemma3" if values["model_type"] == "gemma3_text" else values["model_type"]
+    arch = values["model_type"].removesuffix("_text")
     own = {
         "block_count": values["num_hidden_layers"],
         "context_length": values["max_position_embeddings"],
@@ -203,6 +215,8 @@ def gguf_metadata(
         "rope.freq_base": float(values["rope_theta"]),
         "attention.key_length": values.get("head_dim"),
         "attention.value_length": values.get("head_dim"),
+        "attn_logit_softcapping": values.get("attn_logit_softcapping"),
+        "final_logit_softcapping": values.get("final_logit_softcapping"),
         "attention.sliding_window": values.get("sliding_window"),
         "attention.sliding_window_pattern": values.get("sliding_window_pattern"),
     }
@@ -217,7 +231,7 @@ def gguf_tensors(
     values: dict[str, Any], tensors: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """What a converter makes of the weights: names, row order, gemma's norms."""
-    gemma = values["model_type"] == "gemma3_text"
+    gemma = "gemma" in values["model_type"]
     out = {}
     for name, tensor in tensors.items():
         if gemma and name.endswith("norm.weight"):
