@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxspec.cache import KVCache, causal, run_rows
@@ -25,6 +26,18 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+# Of four pairs of base 10,000 the first is kept, the second blended, the rest divided.
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_IN_FULL = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 12.0,
+    "beta_slow": 0.5,
+    "mscale": 0.5,
+    "mscale_all_dim": 1.5,
+    "truncate": False,
+}
 # By name: a family and what differs from its tiny config. Windows are shorter than the
 # texts, and the texts longer than two blocks of the cache.
 TINY: dict[str, tuple[str, dict]] = {
@@ -42,8 +55,27 @@ TINY: dict[str, tuple[str, dict]] = {
     "qwen3, biases": ("qwen3", {"attention_bias": True}),
     "gemma3": ("gemma3", {"num_hidden_layers": 3, "sliding_window": 40}),
     "gemma3, linear rope": ("gemma3", {"rope_scaling": LINEAR}),
+    "gemma2": ("gemma2", {"num_hidden_layers": 3, "sliding_window": 40}),
+    "mistral": ("mistral", {"sliding_window": 40}),
+    "qwen2, yarn rope": (
+        "qwen2",
+        {"rope_theta": 1e4, "rope_scaling": YARN},
+    ),
+    "qwen3, yarn rope": (
+        "qwen3",
+        {"rope_theta": 1e4, "rope_scaling": YARN_IN_FULL},
+    ),
 }
+NEWER = ("gemma2", "mistral", "qwen2, yarn rope", "qwen3, yarn rope")
 TEXT_LENGTH = 290
+
+
+def tiny_names(*full: str) -> list:
+    """`TINY` for `parametrize`: each costs seconds, so `full` are run in full only."""
+    return [
+        pytest.param(name, marks=pytest.mark.full if name in full else ())
+        for name in TINY
+    ]
 
 
 def tiny_values(name: str) -> dict:

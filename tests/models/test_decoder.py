@@ -1,19 +1,23 @@
+import collections
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxspec.cache import BLOCK, KVCache, causal, run_rows
 from jaxspec.checkpoints.hf_config import parse_config
 from jaxspec.checkpoints.load import load_decoder
 from jaxspec.models.config import Rope, RopeScaling
+from jaxspec.models.decoder import Decoder
 from tests.checkpoints.writers import random_tensors, tiny_config, write_hf_folder
 from tests.models.forwards import (
+    NEWER,
     TEXT_LENGTH,
-    TINY,
     chunked,
     decoder,
     feed,
@@ -23,13 +27,15 @@ from tests.models.forwards import (
     pieces,
     random_ids,
     tiny,
+    tiny_names,
     tiny_parameters,
     tiny_values,
 )
 from tests.models.reference import forward, frequencies
 
+NAMES = tiny_names(*NEWER[1:])
 BASIC = ("llama", "qwen2", "qwen3", "gemma3")
-WINDOWED = ("qwen2, windows", "gemma3")
+WINDOWED = ("qwen2, windows", "gemma2", "gemma3", "mistral")
 CHUNK = 48
 IDS = random_ids(64, TEXT_LENGTH)
 
@@ -66,7 +72,7 @@ def make_cache(config, stacked, dtype=jnp.float32):
     return make
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_and_every_block_equal_the_numpy_forward(name):
     ours, theirs = whole(name), expected(name)
     assert largest_difference(ours.logits[0], theirs.logits) < 1e-4
@@ -74,14 +80,16 @@ def test_logits_and_every_block_equal_the_numpy_forward(name):
     assert largest_difference(taps, theirs.blocks) < 1e-4
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_text_tells_the_tiny_models_apart(name):
     # Were the logits flat, or the window and ropes without effect, agreement would
     # show nothing.
     entry, logits = tiny(name), expected(name).logits
     assert logits.std() > 0.5
     changed = {"windows": (None,) * entry.config.num_layers}
-    if name not in WINDOWED and not name.startswith("gemma3"):
+    if "yarn" in name:
+        changed = {"ropes": (Rope(10_000.0),) * entry.config.num_layers}
+    elif name not in WINDOWED and not name.startswith("gemma3"):
         changed = {"ropes": (Rope(77.0),) * entry.config.num_layers}
     other = dataclasses.replace(entry.config, **changed)
     assert (
@@ -279,6 +287,47 @@ def test_a_tree_sees_its_ancestors_only():
         assert largest_difference(after, longer) < 1e-5
 
 
+@pytest.mark.parametrize("field", ("attention_soft_cap", "logit_soft_cap"))
+def test_each_soft_cap_matters(field):
+    entry = tiny("gemma2")
+    assert getattr(entry.config, field) is not None
+    other = dataclasses.replace(entry.config, **{field: None})
+    changed = forward(other, entry.parameters, IDS).logits
+    assert largest_difference(changed, expected("gemma2").logits) > 0.1
+
+
+def operations(config):
+    """The names of all operations of a forward pass with logits, and how often."""
+    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+
+    def run(model, tokens):
+        cache, scratch = model.init_cache(1, 8, 4), model.init_scratch(1, 4)
+        slots = jnp.arange(4)
+        rows = tokens, slots[None], slots, causal(1, 4)
+        output, _ = run_rows(model, cache, scratch, *rows)
+        return model.unembed(model.norm(output.hidden))
+
+    tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+    text = str(jax.make_jaxpr(run)(model, tokens))
+    return collections.Counter(re.findall(r" = (\w+)", text))
+
+
+def test_what_a_config_does_not_have_is_not_in_the_program():
+    gemma2 = parse_config(tiny_config("gemma2"), "gemma2")
+    free = dataclasses.replace(gemma2, attention_soft_cap=None, logit_soft_cap=None)
+    layers = gemma2.num_layers
+    # Scratch and blocks of the cache in each layer, the logits; free: the activations.
+    assert operations(free)["tanh"] == layers
+    assert operations(gemma2)["tanh"] == layers + 2 * layers + 1
+    yarn = parse_config(tiny_values("qwen2, yarn rope"), "yarn")
+    scaling = dataclasses.replace(yarn.ropes[0].scaling, attention_factor=1.0)
+    unscaled = dataclasses.replace(yarn, ropes=(Rope(1e4, scaling),) * 2)
+    plain = dataclasses.replace(yarn, ropes=(Rope(1e4),) * 2)
+    assert operations(unscaled) == operations(plain)
+    # Cosine and sine, of queries and keys, in each of two layers.
+    assert operations(yarn)["mul"] == operations(plain)["mul"] + 2 * 2 * 2
+
+
 def test_causal_is_lower_triangular():
     np.testing.assert_array_equal(causal(2, 3)[1], [[1, 0, 0], [1, 1, 0], [1, 1, 1]])
 
@@ -300,7 +349,7 @@ def test_bl38_frequencies_of_llama_3_2_1b():
     np.testing.assert_allclose(ratio[18:], 1 / 32)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", NAMES)
 def test_frequencies_equal_the_reference(name):
     config = tiny(name).config
     for rope in set(config.ropes):
