@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.acceptance_watch import AcceptanceWatch
-from jaxspec.arguments import check_call, check_pairing, find_rule, make_drafter
+from jaxspec.arguments import check_call, check_pairing, find_rule
 from jaxspec.batching import (
     LARGEST_CHUNK,
     chunks,
@@ -21,6 +21,7 @@ from jaxspec.core.report import Reporting
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
+from jaxspec.drafter_names import make_drafter
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel
 from jaxspec.programs import Program
@@ -66,12 +67,13 @@ class Generator:
             target: whose distribution the output has.
             drafter: a model of the same tokenizer, `"prompt-lookup"`, `"early-exit:N"`
                 (the target's own first N layers), `"medusa:PATH"` (a file of Medusa
-                heads), a drafter made by hand, or None for plain decoding.
+                heads), `"eagle:PATH"` (the folder of an EAGLE head), a drafter made by
+                hand, or None for plain decoding.
             draft_tokens: k, of each round; by default 4 (of Medusa all heads), in a
                 chain.
             tree: draft a tree instead: `(4, 2, 1)` has 4 first tokens, 2 more after
                 each of them, and 1 after each of those; or any `Topology`; or, with a
-                draft model, a `DynamicTree`.
+                draft model or an EAGLE head, a `DynamicTree`.
             rule: how draft tokens are accepted: `rejection`, `block` (more of them),
                 `coupled` (the ids are those of plain decoding with the same seed) or
                 `typical` (lossy: not the target's distribution).

@@ -102,9 +102,15 @@ def test_a_tree_that_cannot_be_is_refused(target, draft, options, part):
     assert part in str(error.value)
 
 
-@pytest.mark.parametrize("drafter", [None, "prompt-lookup"])
-def test_a_tree_needs_a_draft_model(target, drafter):
-    with pytest.raises(jaxspec.UserError, match="tree needs a draft model"):
+@pytest.mark.parametrize(
+    ("drafter", "part"),
+    [
+        (None, "tree has no effect with the drafter None"),
+        ("prompt-lookup", "a tree needs a draft model or early-exit, medusa, eagle"),
+    ],
+)
+def test_a_tree_needs_a_drafter_that_draws_it(target, drafter, part):
+    with pytest.raises(jaxspec.UserError, match=part):
         jaxspec.Generator(target, drafter, tree=(2, 1))
 
 

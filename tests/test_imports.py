@@ -18,6 +18,7 @@ LAYERS = [
     {"checkpoints", "tokenizer", "chat_template"},
     {"loading", "programs", "row_options", "requests", "results", "batching"},
     {"stopping", "arguments", "acceptance_watch"},
+    {"drafter_names"},
     {"generator"},
     {"certify"},
     {"cli"},

@@ -139,9 +139,9 @@ def _finish_eagle3(
         inner = None
     nested = Fields(inner or {}, fields.origin)
     nested.only("use_aux_hidden_state", True)
-    ids = nested.raw(_IDS)
-    stated = fields.raw(_IDS)
-    taps = _taps(fields, ids if stated is None else stated, target, first_id)
+    ids, inner_ids = fields.raw(_IDS), nested.raw(_IDS)
+    ids = inner_ids if ids is None else ids
+    taps = _taps(fields, ids, target, first_id)
     switches = {name: fields.flag(name) for name in _SWITCHES}
     tapped = fields.integer("target_hidden_size", target.hidden_size)
     config = Eagle3Config(
@@ -157,6 +157,13 @@ def _finish_eagle3(
     fields.faults.extend(nested.faults)
     fields.faults.extend(_fit_faults(decoder, target, tapped))
     fields.finish()
+    if ids is None:
+        warnings.warn(
+            f"{fields.origin}: `{_IDS}` is missing; the outputs of blocks "
+            f"{', '.join(map(str, taps))} are tapped, as usual for "
+            f"{target.num_layers} layers",
+            stacklevel=2,
+        )
     return config
 
 
@@ -167,11 +174,6 @@ def _taps(
     layers = target.num_layers
     if ids is None:
         taps = (1, layers // 2 - 1, layers - 4)
-        warnings.warn(
-            f"{fields.origin}: `{_IDS}` is missing; the outputs of blocks "
-            f"{', '.join(map(str, taps))} are tapped, as usual for {layers} layers",
-            stacklevel=2,
-        )
     elif (
         isinstance(ids, list)
         and len(ids) == TAPS

@@ -5,17 +5,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.arguments import (
-    DEFAULT_DRAFT_TOKENS,
-    EARLY_EXIT,
-    MEDUSA,
-    check_drafter_name,
-    check_pairing,
-    find_rule,
-    find_tree,
-)
+from jaxspec.arguments import check_pairing, find_rule, find_tree
 from jaxspec.core.accept import RULES
 from jaxspec.core.dynamic_tree import DynamicTree
+from jaxspec.drafter_names import DEFAULT_DRAFT_TOKENS, check_name
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import load
@@ -23,7 +16,6 @@ from jaxspec.loading import load
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_RULE = "rejection"
 _DYNAMIC = re.compile(r"dynamic:depth=(\d{1,4}),topk=(\d{1,4}),nodes=(\d{1,4})")
-TREE_DRAFTERS = (EARLY_EXIT, MEDUSA)
 
 
 def add_verb(
@@ -51,8 +43,9 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         default="prompt-lookup",
         help="prompt-lookup copies from the text so far; early-exit:N drafts with the "
         "model's own first N layers (a model not trained for it accepts little); "
-        "medusa:PATH with heads that were trained for it; none is plain decoding "
-        "(default: %(default)s)",
+        "medusa:PATH with heads that were trained for it, each for one of the next "
+        "tokens; eagle:PATH with an EAGLE-1, 2 or 3 head, which reads the model's "
+        "hidden states and accepts most; none is plain decoding (default: %(default)s)",
     )
     add(
         "--draft-tokens",
@@ -66,7 +59,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         type=_tree,
         help="draft a tree: 4,2,1 is 4 first tokens, 2 more after each, 1 after each "
         "of those; dynamic:depth=5,topk=4,nodes=16 chooses the likeliest nodes in each "
-        "round (with --draft-model); with --draft-model, early-exit or medusa",
+        "round (with --draft-model or eagle); with --draft-model, early-exit, medusa "
+        "or eagle",
     )
     add(
         "--rule",
@@ -117,17 +111,14 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
                 f"--draft-tokens is {args.draft_tokens}, expected 1 or more"
             )
     if args.tree is not None:
-        if args.draft_model is None and not args.drafter.startswith(TREE_DRAFTERS):
-            raise UserError(
-                "--tree needs a --draft-model, or --drafter early-exit:N or "
-                "medusa:PATH, to draft it"
-            )
         if args.draft_tokens is not None:
             raise UserError("--draft-tokens and --tree are both given; leave one out")
         rule = find_rule(args.rule or DEFAULT_RULE)
         check_pairing(rule, find_tree(args.tree))
-    if args.drafter != "none":
-        check_drafter_name(args.drafter)
+    if args.drafter == "none" and args.tree is not None:
+        raise UserError("--tree has no effect with --drafter none; leave one out")
+    if args.draft_model is None and args.drafter != "none":
+        check_name(args.drafter, args.tree)
     target = load(args.model, args.dtype)
     if args.drafter == "none":
         drafter = None

@@ -164,9 +164,14 @@ BAD = {
     ),
     "dynamic tree without a model": (
         ["--drafter", "early-exit:3", "--tree", "dynamic:depth=2,topk=2,nodes=3"],
-        "a dynamic tree needs a draft model",
+        "a dynamic tree needs a draft model or eagle to draft it",
     ),
-    "tree without a model": (["--tree", "2,1"], "--tree needs a --draft-model"),
+    "tree without a model": (["--tree", "2,1"], "a tree needs a draft model or early"),
+    "tree of nobody": (
+        ["--drafter", "none", "--tree", "2,1"],
+        "--tree has no effect with --drafter none",
+    ),
+    "eagle of nothing": (["--drafter", "eagle:"], "'eagle:', expected prompt-lookup"),
     "block and a tree": (
         [
             "--model",

@@ -1,0 +1,158 @@
+"""Which drafter an argument names, and what it can draft."""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxspec.arguments import MOST_NODES, Tree, find_tree
+from jaxspec.core.dynamic_tree import DynamicTree
+from jaxspec.core.topology import Topology
+from jaxspec.drafters.autoregressive import Autoregressive
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.eagle import Eagle
+from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.medusa import Medusa
+from jaxspec.drafters.prompt_lookup import PromptLookup
+from jaxspec.errors import UserError
+from jaxspec.loading import LanguageModel, require_same_tokenizer
+from jaxspec.row_options import is_whole
+from jaxspec.types import Drafter
+
+DEFAULT_DRAFT_TOKENS = 4
+CHAIN, TREE, DYNAMIC = "a chain", "a tree", "a dynamic tree"
+Shape = Topology | DynamicTree
+
+
+class Kind(NamedTuple):
+    """A kind of drafter that has a name.
+
+    Attributes:
+        make: from the target, what the name has after its colon, and the shape that was
+            asked for, if any.
+        shapes: that it drafts.
+        argument: what comes after the colon; "": there is none.
+    """
+
+    make: Callable[[LanguageModel, str, Any], Drafter]
+    shapes: tuple[str, ...]
+    argument: str = ""
+
+
+def make_drafter(
+    target: LanguageModel,
+    drafter: LanguageModel | Drafter | str | None,
+    count: int | None = None,
+    tree: Tree | None = None,
+) -> Drafter:
+    """The drafter that an argument names, of k = `count` or of a tree.
+
+    Raises:
+        UserError: there is none, its tokenizer is another one, or it does not draft
+            what is asked for.
+    """
+    shape = _asked_shape(count, tree)
+    if isinstance(drafter, str):
+        check_name(drafter, tree)
+        name, _, argument = drafter.partition(":")
+        return NAMED[name].make(target, argument, shape)
+    if isinstance(drafter, LanguageModel):
+        require_same_tokenizer(target, drafter)
+        return DraftModel(drafter.decoder, shape or _default_chain())
+    if shape is not None:
+        asked = "draft_tokens" if tree is None else "tree"
+        raise UserError(
+            f"{asked} has no effect with the drafter {drafter!r}; leave it out"
+        )
+    if drafter is None:
+        return Autoregressive()
+    if not hasattr(drafter, "propose"):
+        raise UserError(f"drafter is {drafter!r}, expected a model, a name or None")
+    return drafter
+
+
+def check_name(name: str, tree: Tree | None = None) -> None:
+    """Refuses a name that no drafter has, or that drafts no such tree.
+
+    Raises:
+        UserError: says which names there are, or which draft it.
+    """
+    kind, _, argument = name.partition(":")
+    found = NAMED.get(kind)
+    if found is None or not (argument if found.argument else name == kind):
+        names = [k + (f":{v.argument}" if v.argument else "") for k, v in NAMED.items()]
+        raise UserError(
+            f"drafter is {name!r}, expected {', '.join(names)}, none or a model"
+        )
+    asked = CHAIN if tree is None else TREE
+    asked = DYNAMIC if isinstance(tree, DynamicTree) else asked
+    if asked not in found.shapes:
+        able = ", ".join(k for k, v in NAMED.items() if asked in v.shapes)
+        raise UserError(
+            f"{asked} needs a draft model or {able} to draft it, the drafter is "
+            f"{name!r}"
+        )
+
+
+def _asked_shape(count: int | None, tree: Tree | None) -> Shape | None:
+    if tree is not None and count is not None:
+        raise UserError("draft_tokens and tree are both given; leave one out")
+    if count is not None and not is_whole(count, 1, MOST_NODES):
+        raise UserError(
+            f"draft_tokens is {count!r}, expected a whole number from 1 to {MOST_NODES}"
+        )
+    if tree is not None:
+        return find_tree(tree)
+    return None if count is None else Topology.chain(count)
+
+
+def _default_chain() -> Topology:
+    return Topology.chain(DEFAULT_DRAFT_TOKENS)
+
+
+def _prompt_lookup(target, argument: str, shape: Shape | None) -> PromptLookup:
+    return PromptLookup((shape or _default_chain()).nodes)
+
+
+def _early_exit(
+    target: LanguageModel, layers: str, shape: Topology | None
+) -> EarlyExit:
+    """Refuses an exit that leaves nothing to draft with, or nothing to save."""
+    most = target.decoder.config.num_layers - 1
+    if not re.fullmatch(r"\d{1,4}", layers) or not 1 <= int(layers) <= most:
+        raise UserError(
+            f"drafter is 'early-exit:{layers}', expected early-exit:1 to "
+            f"early-exit:{most} ({target.reference} has {most + 1} layers)"
+        )
+    return EarlyExit(int(layers), shape or _default_chain())
+
+
+def _medusa(target: LanguageModel, path: str, shape: Topology | None) -> Medusa:
+    """A chain of all heads by default; refuses a draft deeper than they are many."""
+    from jaxspec.checkpoints.medusa import load_heads
+
+    decoder = target.decoder
+    heads = load_heads(path, decoder.config, decoder.dtype)
+    count = heads.weights.shape[0]
+    topology = shape or Topology.chain(count)
+    if topology.depth > count:
+        raise UserError(
+            f"{path} has {count} heads, but a draft of depth {topology.depth} is asked "
+            f"for; draft_tokens or the levels of tree may be {count} at most"
+        )
+    return Medusa(heads, topology)
+
+
+def _eagle(target: LanguageModel, path: str, shape: Shape | None) -> Eagle:
+    from jaxspec.checkpoints.eagle import load_eagle
+
+    decoder = target.decoder
+    head, places = load_eagle(path, decoder.config, decoder.dtype)
+    return Eagle(head, shape or _default_chain(), places)
+
+
+NAMED = {
+    "prompt-lookup": Kind(_prompt_lookup, (CHAIN,)),
+    "early-exit": Kind(_early_exit, (CHAIN, TREE), "N"),
+    "medusa": Kind(_medusa, (CHAIN, TREE), "PATH"),
+    "eagle": Kind(_eagle, (CHAIN, TREE, DYNAMIC), "PATH"),
+}
