@@ -24,8 +24,10 @@ import numpy as np
 import jaxspec
 from jaxspec.cache import causal, run_rows
 from jaxspec.core.sampling import Sampling
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.core.warp import warp
+from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
 from tests import fakes, models_on_disk
@@ -185,6 +187,12 @@ def drafters(name):
         "early exit after 8 layers, chain of 4": EarlyExit(8, Topology.chain(4)),
         "early exit after 8 layers, tree of 16": EarlyExit(8, trees[16]),
         "early exit after 20 layers, chain of 4": EarlyExit(20, Topology.chain(4)),
+        "eagle, chain of 4": Eagle(fakes.eagle(target.decoder), Topology.chain(4)),
+        "eagle, chain of 16": Eagle(fakes.eagle(target.decoder), Topology.chain(16)),
+        "eagle, tree of 16": Eagle(fakes.eagle(target.decoder), trees[16]),
+        "eagle, dynamic tree of 16": Eagle(
+            fakes.eagle(target.decoder), DynamicTree(5, 4, 16)
+        ),
     }
     generators = {"plain": jaxspec.Generator(target)}
     generators |= {each: jaxspec.Generator(target, made[each]) for each in made}

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
+from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
 from tests import fakes, runs
@@ -21,11 +23,14 @@ DRAFTERS = {
     "early exit, chain": EarlyExit(1, Topology.chain(3)),
     "early exit, tree": EarlyExit(1, TREE),
     "medusa, tree": Medusa(fakes.heads(SMALL, 3), TREE),
+    "eagle, tree": Eagle(fakes.eagle(SMALL), TREE),
+    "eagle3, chain": Eagle(fakes.eagle3(SMALL), Topology.chain(3)),
+    "eagle3, dynamic tree": Eagle(fakes.eagle3(SMALL), DynamicTree(3, 2, 6)),
 }
 
 
 PARAMS = [
-    pytest.param(name, marks=pytest.mark.full if name != "early exit, tree" else ())
+    pytest.param(name, marks=pytest.mark.full if name != "eagle, tree" else ())
     for name in DRAFTERS
 ]
 

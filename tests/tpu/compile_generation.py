@@ -30,9 +30,17 @@ from jaxspec.batching import (
 )
 from jaxspec.checkpoints.hub import fetch
 from jaxspec.checkpoints.load import open_checkpoint
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.report import Reporting
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.state import DecodingState, Options, Prompts
+from jaxspec.drafters.eagle import Eagle
+from jaxspec.drafters.eagle_head import (
+    Eagle3Config,
+    Eagle3Head,
+    EagleConfig,
+    EagleHead,
+)
 from jaxspec.drafters.medusa import Heads, Medusa
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
@@ -238,6 +246,15 @@ def heads(decoder: Decoder) -> Medusa:
     return Medusa(Heads(shapes, biases), topology)  # pyright: ignore
 
 
+def eagle(setup: Slice, config: Any, made: type, topology: Any) -> Eagle:
+    """An EAGLE head of shapes only, for a TPU."""
+
+    def make():
+        return made(config, dtype=setup.dtype, platform="tpu", rngs=nnx.Rngs(0))
+
+    return Eagle(nnx.eval_shape(make), topology)
+
+
 def main(path: str) -> None:
     """Prints the reports of the slice's generation, of a draft model and a control."""
     setup = Slice(**yaml.safe_load(Path(path).read_text()))
@@ -252,6 +269,21 @@ def main(path: str) -> None:
         "draft model, tree": small.generator_of(*models, tree=TREE),
         "early exit, tree": small.generator_of(models[0], "early-exit:1", tree=TREE),
         "medusa, tree": small.generator_of(models[0], heads(models[0].decoder)),
+        **{
+            name: small.generator_of(models[0], eagle(small, *parts))
+            for name, parts in {
+                "eagle, tree": (
+                    EagleConfig(draft),
+                    EagleHead,
+                    Topology.branching(TREE),
+                ),
+                "eagle3, dynamic tree": (
+                    Eagle3Config(draft, (0, 0, 1), TINY.hidden_size),
+                    Eagle3Head,
+                    DynamicTree(3, 2, 7),
+                ),
+            }.items()
+        },
     }
     control = Program(printing_loop)
     reports = {

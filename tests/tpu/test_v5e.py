@@ -23,6 +23,7 @@ GENERATIONS = (
     *("slice", "draft model"),
     *("every option, block", "every option, coupled"),
     *("draft model, tree", "early exit, tree", "medusa, tree"),
+    *("eagle, tree", "eagle3, dynamic tree"),
 )
 CPU_RUN = """
 import pathlib, sys
