@@ -23,8 +23,8 @@ import numpy as np
 
 import jaxspec
 from jaxspec.cache import causal, run_rows
-from jaxspec.core.sampling import Sampling
 from jaxspec.core.dynamic_tree import DynamicTree
+from jaxspec.core.sampling import Sampling
 from jaxspec.core.topology import Topology
 from jaxspec.core.warp import warp
 from jaxspec.drafters.eagle import Eagle

@@ -31,7 +31,8 @@ class DynamicTree:
         """Checks the numbers.
 
         Raises:
-            UserError: one is below 1, or fewer nodes are made than are to be kept.
+            UserError: one is below 1, fewer nodes are made than are to be kept, or more
+                of a level are expanded than could ever be kept.
         """
         given = dataclasses.asdict(self)
         if min(given.values()) < 1:
@@ -40,6 +41,11 @@ class DynamicTree:
             raise UserError(
                 f"dynamic tree: nodes is {self.nodes}, expected {self.depth} (the "
                 f"depth) to {self.candidates} (all that are made)"
+            )
+        if self.top_k > self.nodes:
+            raise UserError(
+                f"dynamic tree: top_k is {self.top_k}, expected at most {self.nodes}, "
+                "the nodes that are kept"
             )
 
     @property

@@ -54,6 +54,7 @@ def test_what_is_no_number_is_never_kept_before_what_is():
         ((0, 2, 3), "expected numbers over 0"),
         ((3, 2, 2), "nodes is 2, expected 3 (the depth) to 10"),
         ((3, 2, 11), "nodes is 11, expected 3 (the depth) to 10"),
+        ((2, 9, 8), "top_k is 9, expected at most 8"),
     ],
 )
 def test_numbers_that_give_no_tree_are_refused(numbers, part):
