@@ -299,6 +299,18 @@ def test_typical_takes_the_longest_typical_path():
     assert ask(typical, parents, [0, 2, 0, 0], target[:5], np.zeros(4))[0] == [0, 1]
 
 
+def test_bl15_the_likeliest_child_is_accepted_by_the_targets_own_probability():
+    target = np.array([[0.51, 0.49, 0]] * 3)
+    for uniform in (0.5, 0.509, 0.511, 0.99):
+        found, following = ask(rejection, (0,), [0], target[:2], np.full(1, uniform))
+        assert (found == [0, 1]) == (uniform < 0.51)
+        wanted = target[1] if uniform < 0.51 else [0, 1, 0]
+        np.testing.assert_allclose(following, wanted, atol=1e-6)
+        # Offered both, the second is certain once the first is refused.
+        both = ask(rejection, (0, 0), [0, 1], target, np.full(2, uniform))[0]
+        assert both == ([0, 1] if uniform < 0.51 else [0, 2])
+
+
 def test_a_greedy_target_goes_down_by_id():
     parents, tokens = (0, 0, 1, 2, 2), [0, 1, 2, 0, 2]
     target = np.eye(SIZE)[[1, 0, 2, 0, 0, 1]]

@@ -49,8 +49,8 @@ def test_a_chain_reaches_its_whole_length(nodes):
     check(parents, tokens, nodes)
 
 
-def test_siblings_have_equal_depth_and_do_not_see_each_other():
-    # BL-51: root, a, b, a1 of a, b1 of b.
+def test_bl51_siblings_have_equal_depth_and_do_not_see_each_other():
+    # Root, a, b, a1 of a, b1 of b.
     parents = np.array([[0, 0, 1, 2]])
     reach, levels, _, _ = map(np.asarray, derive(parents, parents, 2))
     assert levels.tolist() == [[0, 1, 1, 2, 2]]

@@ -14,6 +14,7 @@ from jaxspec.decoding.loop import decode
 from jaxspec.drafters.early_exit import EarlyExit, ExitAdapter
 from jaxspec.models.decoder import Block
 from tests import fakes, runs
+from tests.conformance.test_drafters import propose
 
 LAYERS, EXIT = 3, 2
 CHAIN, TREE = Topology.chain(3), Topology.branching((2, 2, 1))
@@ -95,7 +96,29 @@ def test_an_adapter_takes_part_and_changes_no_greedy_id(target):
     assert drafted["bare"] == drafted["fresh"] != drafted["moved"]
 
 
-@pytest.mark.parametrize("name", ["0", "3", "12", "-1", "", "two", "1.5"])
+def test_bl53_a_draft_is_the_first_layers_own_with_the_right_positions():
+    """Layer 0, final norm and head alone, fed the whole text and what was drafted."""
+    target = fakes.tiny(1)
+    config = dataclasses.replace(
+        target.config, num_layers=1, windows=(None,), ropes=target.config.ropes[:1]
+    )
+    graph, parameters = nnx.split(target)
+    alone = nnx.merge(graph, parameters)
+    alone.config, alone.layers = config, nnx.List(alone.layers[:1])
+    batch = runs.Batch([[5, 6, 7], [1], [9] * 20], new=24, capacity=64, temperature=1.0)
+    drafter, (_, options) = EarlyExit(1, CHAIN), batch.device()
+    for done, state in enumerate(runs.rounds(target, drafter, batch)):
+        if done not in (0, 3):
+            continue
+        draft = propose(target, drafter, state, options)
+        for row, length in enumerate(np.asarray(state.length)):
+            text = np.concatenate([state.tokens[row, :length], draft.tokens[row]])
+            wanted = np.asarray(runs.replay(alone, jnp.asarray(text[None]), 1))[0]
+            wanted = jax.nn.log_softmax(wanted[length - 1 : -1])
+            np.testing.assert_allclose(draft.log_probs[row], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["0", "3", "12", "-1", "two", "1.5"])
 def test_an_exit_that_cannot_be_is_refused(target, name):
     model = jaxspec.LanguageModel("tiny", target)
     with pytest.raises(jaxspec.UserError) as error:
