@@ -25,6 +25,8 @@ from jaxspec.types import Context, Draft, Noise, Output, Target
 # What a table model reads is one number, the tokens its digits and what it saw counted
 # above them: four sums take a tenth longer to compile. Exact in float32.
 DIGIT, FAULT = 64, 1e9
+# Finite, and whatever it is added to is lost.
+GARBAGE = 1e30
 # Makes a token win any draw, and leaves float32 log-probabilities finite.
 CERTAIN = 1e9
 
@@ -81,6 +83,20 @@ def eagle3(model: Decoder, taps: tuple[int, ...] = (0, 1, 1), **fields) -> Eagle
     )
     config = Eagle3Config(config, taps, config.hidden_size, **fields)
     return Eagle3Head(config, dtype=model.dtype, rngs=nnx.Rngs(4))
+
+
+def soil(monkeypatch) -> None:
+    """From now on caches and scratch of models and heads are made full of garbage."""
+
+    def fill(leaf):
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.full_like(leaf, GARBAGE) if is_float else leaf
+
+    for made in (Decoder, EagleHead, Eagle3Head):
+        for name in ("init_cache", "init_scratch"):
+            init = getattr(made, name)
+            dirty = lambda *args, init=init: jax.tree.map(fill, init(*args))  # noqa: E731
+            monkeypatch.setattr(made, name, dirty)
 
 
 def constant(model: Decoder) -> Decoder:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import causal, run_rows
+from jaxspec.cache import KVCache, causal, run_rows
 from jaxspec.core.accept import RULES, Rule
 from jaxspec.core.noise import seed_keys
 from jaxspec.core.report import Reporting
@@ -258,6 +258,34 @@ def describe_difference(row, want, got, gap, delta) -> str:
         f"{want[first]}; the plain top-two gap there is {gap[first]:.2e} ({verdict}: "
         f"delta {delta:.2e})"
     )
+
+
+def by_row(change, state, *others):
+    """`change(axis of the rows, leaf, ...)` for every leaf of a state."""
+
+    def leaf(one, *rest):
+        if isinstance(one, KVCache):
+            return jax.tree.map(change, one.row_axes, one, *rest)
+        return change(0, one, *rest)
+
+    is_cache = lambda each: isinstance(each, KVCache)  # noqa: E731
+    return jax.tree.map(leaf, state, *others, is_leaf=is_cache)
+
+
+def assert_same_texts_and_caches(one: DecodingState, other: DecodingState) -> None:
+    """Bit for bit, whatever stands where nothing was committed."""
+    written = np.arange(one.tokens.shape[1]) < np.asarray(one.length)[:, None]
+    for left, right in (
+        (one.length, other.length),
+        (np.where(written, one.tokens, 0), np.where(written, other.tokens, 0)),
+        (one.hidden, other.hidden),
+        *zip(
+            committed(one.cache, one.cache.length),
+            committed(other.cache, other.cache.length),
+            strict=True,
+        ),
+    ):
+        np.testing.assert_array_equal(left, right)
 
 
 def committed(cache, length) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.round import bind_noise, bind_warp
-from jaxspec.decoding.state import LENGTH
+from jaxspec.decoding.state import ERROR, LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
@@ -246,6 +246,41 @@ def test_other_lengths_and_values_compile_nothing(case):
     )
     runs.generate(case.target, case.forced, changed)
     assert [each._cache_size() for each in runs.SHARED] == before
+
+
+def test_a_row_placed_after_an_error_row_equals_a_fresh_one(case):
+    """What a bad row leaves behind is no number, and reaches neither place nor time."""
+    bad, decode = 5, runs.SHARED.decode
+    fresh, options = runs.start(case.target, case.forced, case.batch)
+    begun = decode(case.target, case.forced, fresh, options, jnp.int32(3))
+
+    def spoil(axis, leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return leaf.at[(slice(None),) * axis + (bad,)].set(jnp.nan)
+
+    def place(axis, leaf, new):
+        row = (slice(None),) * axis + (bad,)
+        return leaf.at[row].set(new[row])
+
+    spoilt = runs.by_row(spoil, begun)
+    spoilt = spoilt._replace(finish=spoilt.finish.at[bad].set(ERROR))
+    ended = decode(case.target, case.forced, spoilt, options, jnp.int32(runs.FOREVER))
+    others = [row for row in range(16) if row != bad]
+    ids = runs.Run(case.batch, ended).ids
+    runs.assert_same_ids(case.plain, [ids[row] for row in others], others)
+    placed = runs.by_row(place, ended, fresh)
+    again = decode(case.target, case.forced, placed, options, jnp.int32(runs.FOREVER))
+    runs.assert_same_ids(case.plain, runs.Run(case.batch, again).ids)
+
+
+@pytest.mark.full
+def test_garbage_where_nothing_is_committed_changes_no_bit(case, monkeypatch):
+    batch = case.batch._replace(new=24, temperature=[0.0, 1.0] * 8)
+    clean = runs.generate(case.target, case.alone, batch).state
+    fakes.soil(monkeypatch)
+    soiled = runs.generate(case.target, case.alone, batch, runs.programs()).state
+    runs.assert_same_texts_and_caches(clean, soiled)
 
 
 def test_the_program_never_talks_to_the_host(case):

@@ -10,11 +10,9 @@ import pytest
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
-from jaxspec.models.decoder import Decoder
 from tests import fakes, runs
 
 NODES = 4
-GARBAGE = 1e30
 
 
 def test_a_draft_that_is_the_target_is_always_accepted(tiny):
@@ -136,30 +134,11 @@ def test_garbage_past_the_length_and_in_other_slots_changes_no_bit(tiny, monkeyp
     drafter = oracle(tiny, forced=False)
     clean = runs.generate(tiny.target, drafter, batch).state
 
-    def fill(leaf):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.full_like(leaf, GARBAGE)
-        return leaf
-
-    init_cache, init_scratch = Decoder.init_cache, Decoder.init_scratch
-    for name, init in (("init_cache", init_cache), ("init_scratch", init_scratch)):
-        dirty = lambda *args, init=init: jax.tree.map(fill, init(*args))  # noqa: E731
-        monkeypatch.setattr(Decoder, name, dirty)
+    fakes.soil(monkeypatch)
     soiled = runs.generate(tiny.target, drafter, batch, runs.programs()).state
     past = np.asarray(jax.tree.leaves(soiled.cache.groups)[0])[:, :, :, :, -1]
-    assert (past == np.float32(GARBAGE)).all()
-    written = np.arange(batch.capacity) < np.asarray(clean.length)[:, None]
-    for one, other in (
-        (clean.length, soiled.length),
-        (np.where(written, clean.tokens, 0), np.where(written, soiled.tokens, 0)),
-        (clean.hidden, soiled.hidden),
-        *zip(
-            runs.committed(clean.cache, clean.cache.length),
-            runs.committed(soiled.cache, soiled.cache.length),
-            strict=True,
-        ),
-    ):
-        np.testing.assert_array_equal(one, other)
+    assert (past == np.float32(fakes.GARBAGE)).all()
+    runs.assert_same_texts_and_caches(clean, soiled)
 
 
 def test_a_difference_is_reported_with_its_place_and_its_gap(tiny):
