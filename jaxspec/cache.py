@@ -1,4 +1,4 @@
-"""Committed keys and values, and the scratch space of one round.
+"""Committed keys and values.
 
 Nothing speculative is ever visible: a forward pass reads the cache and writes only
 scratch; after accept-reject the accepted path is gathered out of scratch and appended.
@@ -7,7 +7,6 @@ So there is no rollback. Entries at or past a row's length are never visible.
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,62 +14,12 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.scratch import Scratch
 from jaxspec.types import Model, Output
 
 # Keys are read a block at a time, so that attention costs by the live length and not
 # by the capacity. A shorter block wastes less, a longer one loops less.
 BLOCK = 128
-
-
-class Scratch(NamedTuple):
-    """The keys and values of the round's slots, one array a layer."""
-
-    keys: tuple[Float[Array, "*B K P D"], ...]
-    values: tuple[Float[Array, "*B K P D"], ...]
-    positions: Int[Array, "*B P"]
-
-    @classmethod
-    def init(
-        cls, layers: int, rows: int, kv_heads: int, slots: int, width: int, dtype
-    ) -> "Scratch":
-        """Empty scratch for `rows` rows of `slots` slots."""
-        empty = jnp.zeros((rows, kv_heads, slots, width), dtype)
-        return cls((empty,) * layers, (empty,) * layers, jnp.zeros((rows, slots), int))
-
-    def first(self, slots: int) -> "Scratch":
-        """The first `slots` slots of it."""
-        keys, values = (
-            tuple(layer[..., :slots, :] for layer in each)
-            for each in (self.keys, self.values)
-        )
-        return Scratch(keys, values, self.positions[..., :slots])
-
-    def place(self, positions: Int[Array, " T"], slots: Int[Array, " T"]) -> "Scratch":
-        """Says, for one row, at which positions the tokens in `slots` stand."""
-        return self._replace(positions=_place(self.positions, positions, slots, 0))
-
-    def write(
-        self,
-        layer: int,
-        keys: Float[Array, "K T D"],
-        values: Float[Array, "K T D"],
-        slots: Int[Array, " T"],
-    ) -> "Scratch":
-        """Puts one row's fresh entries of one layer into `slots`."""
-        new_keys = _place(self.keys[layer], keys, slots, 1)
-        new_values = _place(self.values[layer], values, slots, 1)
-        return self._replace(
-            keys=(*self.keys[:layer], new_keys, *self.keys[layer + 1 :]),
-            values=(*self.values[:layer], new_values, *self.values[layer + 1 :]),
-        )
-
-
-def _place(old: Array, fresh: Array, slots: Int[Array, " T"], axis: int) -> Array:
-    """`old.at[slots].set(fresh)` along `axis`, as a gather: CPU scatters are loops."""
-    hit = slots[:, None] == jnp.arange(old.shape[axis])
-    fresh = jnp.take(fresh, jnp.argmax(hit, axis=0), axis=axis)
-    written = hit.any(axis=0)
-    return jnp.where(jnp.expand_dims(written, range(1, old.ndim - axis)), fresh, old)
 
 
 @functools.partial(

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jaxspec.cache import BLOCK, KVCache, Scratch, within
+from jaxspec.cache import BLOCK, KVCache, within
 from jaxspec.drafters.eagle_head import (
     Eagle3Config,
     Eagle3Head,
@@ -20,6 +20,7 @@ from jaxspec.drafters.eagle_head import (
 from jaxspec.drafters.medusa import Heads
 from jaxspec.models.config import ModelConfig, Rope
 from jaxspec.models.decoder import Decoder
+from jaxspec.scratch import Scratch
 from jaxspec.types import Context, Draft, Noise, Output, Target
 
 # What a table model reads is one number, the tokens its digits and what it saw counted

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.cache import BLOCK, KVCache, Scratch, within
+from jaxspec.cache import BLOCK, KVCache, within
 from jaxspec.models.attention import Attention, Place
 from jaxspec.models.config import ModelConfig, Rope, RopeScaling
+from jaxspec.scratch import Scratch
 
 WINDOWS = (8, None, 8, 8, None)
 KV_HEADS, HEAD_DIM = 2, 4

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.cache import Scratch, run_rows
+from jaxspec.cache import run_rows
 from jaxspec.core import tree
 from jaxspec.core.adjust import adjust
 from jaxspec.core.distributions import arg_max, log_softmax, one_hot_log
@@ -15,6 +15,7 @@ from jaxspec.core.report import LogProbs, report
 from jaxspec.core.warp import warp
 from jaxspec.decoding.randomness import Randomness
 from jaxspec.decoding.state import DecodingState, Options, Statistics
+from jaxspec.scratch import Scratch
 from jaxspec.types import Draft, Drafter, Output, Target, Verdict, Warp
 
 

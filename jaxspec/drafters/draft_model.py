@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.cache import KVCache, Scratch, causal, run_rows
+from jaxspec.cache import KVCache, causal, run_rows
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.dynamic import Expansion
 from jaxspec.drafters.levels import Level, Schedule
 from jaxspec.drafters.shaped import Shaped
+from jaxspec.scratch import Scratch
 from jaxspec.types import Chunk, Context, Draft, Noise, Output, Target, Verdict
 
 # Tokens that a round feeds before it drafts.

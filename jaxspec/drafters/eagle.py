@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.cache import KVCache, Scratch, causal
+from jaxspec.cache import KVCache, causal
 from jaxspec.core.distributions import widen
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.dynamic import Expansion
 from jaxspec.drafters.levels import Level, Schedule
 from jaxspec.drafters.shaped import Shaped
+from jaxspec.scratch import Scratch
 from jaxspec.types import Chunk, Context, Draft, Model, Noise, Output, Target, Verdict
 
 

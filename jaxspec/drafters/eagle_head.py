@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.cache import KVCache, Scratch
+from jaxspec.cache import KVCache
 from jaxspec.models.attention import Attention, Place
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Block, Embedding
 from jaxspec.models.layers import MLP, Linear, RMSNorm, project
+from jaxspec.scratch import Scratch
 from jaxspec.types import Model, Output
 
 

@@ -7,9 +7,10 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.cache import KVCache, Scratch, within
+from jaxspec.cache import KVCache, within
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import Linear, RMSNorm, rotate, soft_cap
+from jaxspec.scratch import Scratch
 
 
 class Place(NamedTuple):

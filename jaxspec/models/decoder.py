@@ -7,10 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.cache import KVCache, Scratch
+from jaxspec.cache import KVCache
 from jaxspec.models.attention import Attention, Place
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import MLP, Linear, RMSNorm, project, soft_cap
+from jaxspec.scratch import Scratch
 from jaxspec.types import Output
 
 
