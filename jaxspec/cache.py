@@ -7,6 +7,7 @@ So there is no rollback. Entries at or past a row's length are never visible.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +15,21 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec import ring
 from jaxspec.scratch import Scratch
 from jaxspec.types import Model, Output
 
 # Keys are read a block at a time, so that attention costs by the live length and not
 # by the capacity. A shorter block wastes less, a longer one loops less.
 BLOCK = 128
+# Axes of a cache's arrays.
+ROWS, SLOTS = 2, 4
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["groups", "length"],
-    meta_fields=["windows"],
+    meta_fields=["windows", "width"],
 )
 @dataclasses.dataclass(frozen=True)
 class KVCache:
@@ -38,12 +42,15 @@ class KVCache:
             `[layers, 1, B, K, slots, 2 D]`, keys and values side by side, because a TPU
             pads the last axis to 128.
         length: committed tokens of each row.
-        windows: of each layer, in tokens; None: it sees everything.
+        windows: of each layer, in tokens; None: it sees everything. The arrays of a
+            windowed layer are rings and keep what a query may still see.
+        width: of the widest commit.
     """
 
     groups: tuple[tuple[Float[Array, "l parts *B K slots width"], ...], ...]
     length: Int[Array, "*B"]
     windows: tuple[int | None, ...]
+    width: int
 
     @classmethod
     def init(
@@ -60,32 +67,42 @@ class KVCache:
     ) -> "KVCache":
         """An empty cache for `capacity` tokens a row.
 
-        A commit writes its full static `width`, so that much more is allocated:
-        the padding then lands where nothing is visible, and no write is ever clamped.
+        A commit writes its full static `width`, so that much more than the capacity,
+        or than the window, is allocated: the padding then lands where nothing is
+        visible, and no write is ever clamped.
         """
-        slots = -(-(capacity + width) // BLOCK) * BLOCK
         groups = []
         for window in dict.fromkeys(windows):
             layers = windows.count(window)
-            common = rows, kv_heads, slots
+            seen = capacity if window is None else min(capacity, window)
+            common = rows, kv_heads, -(-(seen + width) // BLOCK) * BLOCK
             arrays, shape = (
                 (1, (layers, 1, *common, 2 * head_dim))
                 if stacked
                 else (layers, (1, 2, *common, head_dim))
             )
             groups.append(tuple(jnp.zeros(shape, dtype) for _ in range(arrays)))
-        return cls(tuple(groups), jnp.zeros(rows, jnp.int32), windows)
+        return cls(tuple(groups), jnp.zeros(rows, jnp.int32), windows, width)
 
     @property
     def row_axes(self) -> "KVCache":
         """The axis of the rows in each leaf, as `jax.vmap` wants it."""
-        groups = jax.tree.map(lambda _: 2, self.groups)
-        return KVCache(groups, 0, self.windows)  # pyright: ignore[reportArgumentType]
+        groups: Any = jax.tree.map(lambda _: ROWS, self.groups)
+        return dataclasses.replace(self, groups=groups, length=0)
 
     @property
     def live_blocks(self) -> Int[Array, ""]:
         """How many blocks hold the longest row: one scalar shared by the batch."""
         return (jnp.max(self.length) + BLOCK - 1) // BLOCK
+
+    def live_blocks_of(self, layer: int, live_blocks: Int[Array, ""]) -> Int[Array, ""]:
+        """How many of the live blocks a layer has: a ring has its own at most."""
+        return jnp.minimum(live_blocks, self._slots(layer) // BLOCK)
+
+    def _slots(self, layer: int) -> int:
+        group, *_ = self._locate(layer)
+        # From the end: there may be no axis of rows.
+        return self.groups[group][0].shape[-2]
 
     def _locate(self, layer: int) -> tuple[int, int, int]:
         """The group of a layer, its array there, and its index in the array."""
@@ -113,7 +130,7 @@ class KVCache:
     def block(
         self, layer: int, index: Int[Array, ""]
     ) -> tuple[Float[Array, "K block D"], Float[Array, "K block D"]]:
-        """One row's keys and values of a layer, positions `index * BLOCK` on."""
+        """One row's keys and values of a layer, slots `index * BLOCK` on."""
         group, array, depth = self._locate(layer)
         stored = self.groups[group][array]
         _, parts, heads, _, width = stored.shape
@@ -126,14 +143,19 @@ class KVCache:
         keys, values = jnp.split(both[0, 0], 2, axis=-1)
         return keys, values
 
+    def positions(self, layer: int, index: Int[Array, ""]) -> Int[Array, " block"]:
+        """Where the entries of a block stand in one row; negative: there is none."""
+        slots = index * BLOCK + jnp.arange(BLOCK)
+        # An array that never wraps is a ring too: this says where its entries end.
+        return ring.positions(slots, self._slots(layer), self.length)
+
     def visible(
         self, layer: int, index: Int[Array, ""], positions: Int[Array, " T"]
     ) -> Bool[Array, "T block"]:
         """Which entries of a block each query of one row may see."""
-        key_positions = index * BLOCK + jnp.arange(BLOCK)
-        committed = key_positions < self.length
+        key_positions = self.positions(layer, index)
         distance = positions[:, None] - key_positions
-        return committed & within(self.windows[layer], distance)
+        return (key_positions >= 0) & within(self.windows[layer], distance)
 
     def commit(
         self,
@@ -141,44 +163,82 @@ class KVCache:
         path: Int[Array, "B width"],
         count: Int[Array, " B"],
     ) -> "KVCache":
-        """Appends the first `count` slots of `path` to each row."""
+        """Appends the first `count` slots of `path` to each row.
+
+        Raises:
+            ValueError: the cache was made for narrower commits.
+        """
+        if path.shape[1] > self.width:
+            raise ValueError(
+                f"a commit of {path.shape[1]} slots to a cache that was made for "
+                f"{self.width}: `init` takes the largest width"
+            )
+        fresh = self._gathered(scratch, path)
+
+        def write_row(row, groups):
+            """All layers of one row; there is always room, so nothing is clamped."""
+            start = (0, 0, row, 0, self.length[row], 0)
+
+            def write(window, array, new):
+                entries = lax.dynamic_slice_in_dim(new, row, 1, ROWS)
+                # Without it libtpu 0.0.42 fails on a wide commit (INTERNAL: RET_CHECK).
+                entries = lax.optimization_barrier(entries)
+                if window is None:
+                    return lax.dynamic_update_slice(array, entries, start)
+                return ring.write(array, entries, start, SLOTS)
+
+            def write_group(window, arrays, new):
+                pairs = zip(arrays, new, strict=True)
+                return tuple(write(window, array, entries) for array, entries in pairs)
+
+            return tuple(map(write_group, dict.fromkeys(self.windows), groups, fresh))
+
+        # One loop over the rows: a vmapped update is a scatter, which becomes a loop
+        # for each array and copies it (on the CPU five times a layer and round).
+        rows = self.length.shape[0]
+        groups = lax.fori_loop(0, rows, write_row, self.groups)
+        return dataclasses.replace(self, groups=groups, length=self.length + count)
+
+    def _gathered(self, scratch: Scratch, path: Int[Array, "B width"]):
+        """The entries of a path, arranged as the cache's arrays."""
         gather = jax.vmap(lambda entries, path: jnp.take(entries, path, axis=1))
         parts = self.groups[0][0].shape[1]
         layers = [
             _together(gather(keys, path), gather(values, path), parts)
             for keys, values in zip(scratch.keys, scratch.values, strict=True)
         ]
-        fresh = jax.tree.map(
+        return jax.tree.map(
             jnp.stack,
             self._grouped(layers),
             is_leaf=lambda part: isinstance(part, list),
         )
 
-        def write_row(row, groups):
-            """All layers of one row; there is always room, so nothing is clamped."""
-            start = (0, 0, row, 0, self.length[row], 0)
-
-            def write(array, new):
-                entries = lax.dynamic_slice_in_dim(new, row, 1, axis=2)
-                # Without it libtpu 0.0.42 fails on a wide commit (INTERNAL: RET_CHECK).
-                entries = lax.optimization_barrier(entries)
-                return lax.dynamic_update_slice(array, entries, start)
-
-            return jax.tree.map(write, groups, fresh)
-
-        # One loop over the rows: a vmapped update is a scatter, which becomes a loop
-        # for each array and copies it (on the CPU five times a layer and round).
-        rows = self.length.shape[0]
-        groups = lax.fori_loop(0, rows, write_row, self.groups)
-        return KVCache(groups, self.length + count, self.windows)
-
     def take_rows(self, rows: Int[Array, " n"]) -> "KVCache":
         """The cache of these rows, in this order; a row may come more than once."""
-        groups = jax.tree.map(lambda array: jnp.take(array, rows, axis=2), self.groups)
-        return KVCache(groups, self.length[rows], self.windows)
+        groups = jax.tree.map(lambda array: jnp.take(array, rows, ROWS), self.groups)
+        return dataclasses.replace(self, groups=groups, length=self.length[rows])
+
+    def put_rows(self, rows: Int[Array, " n"], other: "KVCache") -> "KVCache":
+        """Overwrites whole rows: row i of `other`, n rows like these, is `rows[i]`."""
+
+        def put(index, groups):
+            def overwrite(mine, theirs):
+                row = lax.dynamic_slice_in_dim(theirs, index, 1, ROWS)
+                return lax.dynamic_update_slice_in_dim(mine, row, rows[index], ROWS)
+
+            return jax.tree.map(overwrite, groups, other.groups)
+
+        # A loop, for the reason that `commit` is one.
+        groups = lax.fori_loop(0, rows.shape[0], put, self.groups)
+        length = self.length.at[rows].set(other.length)
+        return dataclasses.replace(self, groups=groups, length=length)
 
     def shorten(self, length: Int[Array, " B"]) -> "KVCache":
-        """Forgets what stands at or past `length`; never makes a row longer."""
+        """Forgets what stands at or past `length`; never makes a row longer.
+
+        A ring cannot show again what it has overwritten: `length` must be at least
+        s - 1, s being the greatest length at which a commit to the row has begun.
+        """
         return dataclasses.replace(self, length=jnp.minimum(self.length, length))
 
 

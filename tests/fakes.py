@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from jaxspec.cache import BLOCK, KVCache, within
+from jaxspec.cache import KVCache, within
 from jaxspec.drafters.eagle_head import (
     Eagle3Config,
     Eagle3Head,
@@ -30,9 +30,13 @@ DIGIT, FAULT = 64, 1e9
 GARBAGE = 1e30
 # Makes a token win any draw, and leaves float32 log-probabilities finite.
 CERTAIN = 1e9
+# A test may put `full_layout` in its place.
+init_with_rings = KVCache.init
 
 
-def tiny(seed: int, layers: int = 2, vocab: int = 64, dtype=jnp.float32) -> Decoder:
+def tiny(
+    seed: int, layers: int = 2, vocab: int = 64, dtype=jnp.float32, windows=None
+) -> Decoder:
     """A random decoder: 4 query heads, 2 kv heads, untied so that its text varies."""
     config = ModelConfig(
         family="llama",
@@ -46,11 +50,19 @@ def tiny(seed: int, layers: int = 2, vocab: int = 64, dtype=jnp.float32) -> Deco
         max_positions=512,
         norm_eps=1e-5,
         query_scale=8**-0.5,
-        windows=(None,) * layers,
+        windows=windows or (None,) * layers,
         ropes=(Rope(1e4),) * layers,
         tied=False,
     )
     return Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed))
+
+
+def full_layout(windows, *sizes, **options) -> KVCache:
+    """`KVCache.init` without rings: every layer keeps all that is committed to it."""
+    endless = tuple(window and window + 10**6 for window in windows)
+    return dataclasses.replace(
+        init_with_rings(endless, *sizes, **options), windows=windows
+    )
 
 
 def near(model: Decoder, noise: float) -> Decoder:
@@ -221,11 +233,12 @@ class TableModel:
 
         def block(index, found):
             keys, values = cache.block(layer, index)
-            at = index * BLOCK + jnp.arange(BLOCK)
+            at = cache.positions(layer, index)
             seen = cache.visible(layer, index, positions)
             return take(found, keys, values, at, seen)
 
-        found = lax.fori_loop(0, live_blocks, block, jnp.zeros(len(positions)))
+        blocks = cache.live_blocks_of(layer, live_blocks)
+        found = lax.fori_loop(0, blocks, block, jnp.zeros(len(positions)))
         at = scratch.positions
         seen = visible & within(window, query - at)
         found = take(found, scratch.keys[layer], scratch.values[layer], at, seen)
@@ -259,7 +272,7 @@ class Certain:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["inner", "text", "forced", "seed"],
-    meta_fields=["by_warp"],
+    meta_fields=["by_warp", "always"],
 )
 @dataclasses.dataclass(frozen=True)
 class Oracle:
@@ -274,6 +287,7 @@ class Oracle:
         text: the plain run's tokens, prompt included.
         forced: False leaves the drafter alone (the same program serves both).
         seed: of the depths.
+        always: how many are right, in the place of a random depth.
         by_warp: for a drafter that looks at likelihoods alone and tells none.
     """
 
@@ -282,6 +296,7 @@ class Oracle:
     forced: Any = True
     seed: Any = 0
     by_warp: bool = False
+    always: int | None = None
 
     @property
     def taps(self):
@@ -310,6 +325,8 @@ class Oracle:
 
     def right(self, length):
         """How many draft tokens of the round that starts at `length` are right."""
+        if self.always is not None:
+            return jnp.full(length.shape, self.always)
 
         def one(row, length):
             key = jax.random.fold_in(jax.random.key(self.seed), row)

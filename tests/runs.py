@@ -216,8 +216,10 @@ class Plain(NamedTuple):
     delta: float
 
 
-def plain(target, drafter, batch: Batch, blocks: Sequence[int]) -> Plain:
-    run = generate(target, drafter, batch)
+def plain(
+    target, drafter, batch: Batch, blocks: Sequence[int], made: Programs = SHARED
+) -> Plain:
+    run = generate(target, drafter, batch, made)
     tokens = run.state.tokens
     logits = np.asarray(replay(target, tokens, 1))
     delta = 0.0
@@ -289,11 +291,17 @@ def assert_same_texts_and_caches(one: DecodingState, other: DecodingState) -> No
 
 
 def committed(cache, length) -> list[np.ndarray]:
-    """Each row's keys and values below `length`, group by group, for bitwise tests."""
+    """Each row's keys and values below `length`, group by group, for bitwise tests.
+
+    Of a ring those that the next query sees.
+    """
     out = []
-    for array in jax.tree.leaves(cache.groups):
-        array = np.asarray(array)
-        slots = np.arange(array.shape[4])
-        keep = slots < np.asarray(length)[:, None]
-        out.append(np.where(keep[None, None, :, None, :, None], array, 0))
+    newest = np.asarray(length)[:, None] - 1
+    windows = dict.fromkeys(cache.windows)
+    for window, arrays in zip(windows, cache.groups, strict=True):
+        for array in map(np.asarray, arrays):
+            slots = np.arange(array.shape[4])
+            back = (newest - slots) % slots.size
+            keep = (back <= newest) & (back + 1 < (window or np.inf))
+            out.append(np.where(keep[None, None, :, None, :, None], array, 0))
     return out

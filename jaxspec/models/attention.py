@@ -145,7 +145,8 @@ class Attention(nnx.Module):
             visible = cache.visible(self.layer, index, place.positions)
             return running.add(queries, keys, values, of_each_head(visible), self.cap)
 
-        running = lax.fori_loop(0, place.live_blocks, take_block, running)
+        blocks = cache.live_blocks_of(self.layer, place.live_blocks)
+        running = lax.fori_loop(0, blocks, take_block, running)
         mixed = running.weighted / running.total[..., None]
         mixed = mixed.reshape(kv_heads, group, tokens, width).transpose(2, 0, 1, 3)
         return mixed.reshape(tokens, heads * width).astype(scratch.keys[0].dtype)

@@ -58,17 +58,21 @@ PARAMS = [
 
 @pytest.fixture(scope="module", params=PARAMS)
 def case(request, tiny):
+    return make_case(request.param, tiny)
+
+
+def make_case(name, tiny):
     """A drafter as it is, and the same one with the oracle around it switched on.
 
     Both are one program, so each drafter is compiled once for nearly all tests.
     """
-    inner = DRAFTERS[request.param](tiny.draft)
+    inner = DRAFTERS[name](tiny.draft)
     text = tiny.plain.run.state.tokens
-    by_warp = "dynamic" in request.param
+    by_warp = "dynamic" in name
     alone = fakes.Oracle(inner, text, jnp.array(False), jnp.int32(0), by_warp)
     forced = dataclasses.replace(alone, forced=jnp.array(True))
     return SimpleNamespace(
-        **vars(tiny), name=request.param, inner=inner, alone=alone, forced=forced
+        **vars(tiny), name=name, inner=inner, alone=alone, forced=forced
     )
 
 

@@ -15,6 +15,7 @@ from jaxspec.checkpoints.load import load_decoder
 from jaxspec.models.config import Rope, RopeScaling
 from jaxspec.models.decoder import Decoder
 from tests.checkpoints.writers import random_tensors, tiny_config, write_hf_folder
+from tests.fakes import full_layout
 from tests.models.forwards import (
     NEWER,
     TEXT_LENGTH,
@@ -63,11 +64,11 @@ def expected(name):
     return forward(entry.config, entry.parameters, IDS)
 
 
-def make_cache(config, stacked, dtype=jnp.float32):
+def make_cache(config, stacked, dtype=jnp.float32, init=KVCache.init):
     def make(rows, capacity, width):
         heads, head_dim = config.num_kv_heads, config.head_dim
         sizes = rows, heads, capacity, width, head_dim
-        return KVCache.init(config.windows, *sizes, dtype, stacked=stacked)
+        return init(config.windows, *sizes, dtype, stacked=stacked)
 
     return make
 
@@ -109,6 +110,35 @@ def test_a_longer_bucket_and_unequal_chunks_change_nothing():
     model, wanted = tiny("gemma3").model, whole("gemma3").logits
     chunks = [(BLOCK, BLOCK), (BLOCK, 1), *pieces(TEXT_LENGTH - BLOCK - 1, BLOCK)]
     assert largest_difference(feed(model, IDS, chunks).logits, wanted) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "widths, stacked",
+    (
+        ((1, 6), False),
+        pytest.param((1, 2, 3, 4, 5, 6), False, marks=pytest.mark.full),
+        pytest.param((1, 2, 3, 4, 5, 6), True, marks=pytest.mark.full),
+    ),
+)
+def test_a_ring_gives_what_a_full_cache_gives(widths, stacked):
+    """Over four turns of the ring, in chunks and then as a verify feeds."""
+    entry, ids = tiny("gemma3"), random_ids(64, 12 * CHUNK + sum(widths))
+    chunks = [*pieces(12 * CHUNK, CHUNK), *((width, width) for width in widths)]
+    rings, full = (
+        feed(
+            *(entry.model, ids, chunks),
+            make_cache=make_cache(entry.config, stacked, init=init),
+        )
+        for init in (KVCache.init, full_layout)
+    )
+    slots = [
+        [group[0].shape[4] for group in each.cache.groups] for each in (rings, full)
+    ]
+    assert min(slots[0]) * 4 < ids.size < min(slots[1])
+    # The order of a sum is another one: float32 rounds in units of the largest term.
+    tolerance = 1e-6 * np.abs(full.logits).max()
+    print(f"{largest_difference(rings.logits, full.logits):.1e} of {tolerance:.1e}")
+    assert largest_difference(rings.logits, full.logits) < tolerance
 
 
 def test_ragged_rows_equal_each_row_alone():
@@ -225,14 +255,17 @@ def test_bfloat16_is_kept_and_norms_and_logits_are_float32(name):
 
 @pytest.mark.parametrize("stacked", (False, True))
 def test_what_stands_past_the_length_changes_no_bit(stacked):
-    cache = in_chunks("gemma3", stacked).cache.shorten(jnp.array([100]))
-    slots = jnp.arange(cache.groups[0][0].shape[4])[:, None]
-    assert slots.size > 2 * BLOCK > 2 * cache.length
+    entry = tiny("gemma3")
+    cache = make_cache(entry.config, stacked)(1, TEXT_LENGTH + 1, CHUNK)
+    cache = chunked(entry.model, IDS[:100], CHUNK, cache=cache).cache
+    ring, full = (group[0].shape[4] for group in cache.groups)
+    assert full > 2 * BLOCK > 2 * cache.length and ring > cache.length
 
     def filled(live, later):
         """Fills what is past the length, and the blocks past the last live one."""
 
         def fill(array):
+            slots = jnp.arange(array.shape[4])[:, None]
             array = jnp.where(slots >= 100, live, array)
             return jnp.where(slots >= BLOCK, later, array)
 
@@ -241,7 +274,7 @@ def test_what_stands_past_the_length_changes_no_bit(stacked):
 
     # A masked NaN survives any sum, so blocks of them cannot have been read.
     clean, dirty = (
-        feed(tiny("gemma3").model, IDS[100:105], [(CHUNK, 5)], cache=filled(*values))
+        feed(entry.model, IDS[100:105], [(CHUNK, 5)], cache=filled(*values))
         for values in ((0.0, 0.0), (1e30, jnp.nan))
     )
     np.testing.assert_array_equal(clean.logits, dirty.logits)
