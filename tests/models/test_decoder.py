@@ -281,6 +281,30 @@ def test_what_stands_past_the_length_changes_no_bit(stacked):
     assert largest_difference(clean.logits, whole("gemma3").logits[:, 100:105]) < 1e-5
 
 
+@pytest.mark.parametrize("stacked", (False, True))
+def test_what_a_ring_holds_behind_the_window_changes_no_bit(stacked):
+    entry, cache = tiny("gemma3"), in_chunks("gemma3", stacked).cache
+    window, last = entry.config.windows[0], TEXT_LENGTH - 1
+
+    def filled(garbage):
+        def fill(array):
+            slots = np.arange(array.shape[4])[:, None]
+            back = (last - slots) % slots.size
+            return jnp.where(back + 1 < window, array, garbage)
+
+        ring, full = cache.groups
+        assert ring[0].shape[4] == BLOCK < last
+        return dataclasses.replace(cache, groups=(tuple(map(fill, ring)), full))
+
+    ids = random_ids(64, 5, seed=2)
+    plain, clean, dirty = (
+        feed(entry.model, ids, [(CHUNK, 5)], cache=each).logits
+        for each in (cache, filled(0.0), filled(1e30))
+    )
+    np.testing.assert_array_equal(clean, plain)
+    np.testing.assert_array_equal(dirty, plain)
+
+
 @pytest.mark.parametrize("name", ("gemma3", "qwen2, windows"))
 def test_stacked_and_per_layer_caches_give_equal_results(name):
     separate, stacked = in_chunks(name), in_chunks(name, stacked=True)
