@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -126,7 +127,7 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
         drafter = load(args.draft_model, args.dtype)
     else:
         drafter = args.drafter
-    return Generator(
+    generator = Generator(
         target,
         drafter,
         draft_tokens=args.draft_tokens,
@@ -134,3 +135,12 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
         rule=args.rule or DEFAULT_RULE,
         **options,
     )
+    if generator.drafter.taps:
+        # Two ways to count them are in use: a wrong one shows here.
+        taps = ", ".join(map(str, generator.drafter.taps))
+        print(
+            f"jaxspec: {args.drafter} reads the outputs of blocks {taps} (of 0 to "
+            f"{target.decoder.config.num_layers - 1})",
+            file=sys.stderr,
+        )
+    return generator

@@ -251,6 +251,9 @@ def test_the_command_line_takes_an_eagle_head_and_trees(tmp_path):
     ]
     assert [run.returncode for run in runs] == [0, 0, 0], runs[1].stderr
     plain, *drafted = (json.loads(run.stdout) for run in runs)
+    for run in runs[1:]:
+        (told,) = run.stderr.splitlines()
+        assert "reads the outputs of blocks 0, 1, 1 (of 0 to 1)" in told
     for result in drafted:
         assert result["token_ids"] == plain["token_ids"]
         assert result["stats"]["drafted"] > 0
