@@ -278,15 +278,6 @@ def test_a_row_placed_after_an_error_row_equals_a_fresh_one(case):
     runs.assert_same_ids(case.plain, runs.Run(case.batch, again).ids)
 
 
-@pytest.mark.full
-def test_garbage_where_nothing_is_committed_changes_no_bit(case, monkeypatch):
-    batch = case.batch._replace(new=24, temperature=[0.0, 1.0] * 8)
-    clean = runs.generate(case.target, case.alone, batch).state
-    fakes.soil(monkeypatch)
-    soiled = runs.generate(case.target, case.alone, batch, runs.programs()).state
-    runs.assert_same_texts_and_caches(clean, soiled)
-
-
 def test_the_program_never_talks_to_the_host(case):
     state, options = runs.start(case.target, case.alone, case.batch)
     program = runs.SHARED.decode.lower(
