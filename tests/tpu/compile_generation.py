@@ -72,6 +72,7 @@ TINY = ModelConfig(
     max_positions=512,
     norm_eps=1e-6,
     query_scale=0.125,
+    # A ring of 128 and the largest chunk, against the capacity of 256 and that chunk.
     windows=(None, 128),
     ropes=(Rope(10000.0),) * 2,
 )

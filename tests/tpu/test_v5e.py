@@ -100,6 +100,11 @@ def test_the_cache_is_never_copied(compiled, program):
     assert compiled["slice"][program]["cache_copies"] == 0
 
 
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_no_round_copies_a_cache_whole_or_ring(compiled, generation):
+    assert compiled[generation]["rounds"]["cache_copies"] == 0
+
+
 def test_a_round_commits_all_layers_in_one_loop(compiled):
     assert compiled["slice"]["rounds"]["commit_loops"] == 1
 
