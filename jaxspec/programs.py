@@ -59,18 +59,7 @@ class Program:
         )
         # float32 means float32: TPU and GPU would use fewer bits by default.
         with jax.default_matmul_precision("highest"):
-            compiled = function.lower(*arrays, *static).compile(_compiler_options())
+            compiled = function.lower(*arrays, *static).compile()
         self.compilations += 1
         self.compile_seconds += time.perf_counter() - start
         return compiled
-
-
-def _compiler_options() -> dict[str, str | bool]:
-    """What XLA must be asked for, by platform.
-
-    Without it the CPU compiler copies every layer's cache twice a round in plain
-    decoding, because attention reads it in a loop before the commit writes it.
-    """
-    if jax.default_backend() != "cpu":
-        return {}
-    return {"xla_cpu_copy_insertion_use_region_analysis": True}

@@ -8,7 +8,6 @@ import contextlib
 import jax
 import pytest
 
-from jaxspec import programs
 from jaxspec.decoding.loop import decode, prefill
 from tests import runs
 
@@ -23,5 +22,9 @@ PROGRAMS = runs.Programs(
 def generators():
     """Within it, what a generator compiles is compiled so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "_compiler_options", lambda: OPTIONS)
+        compile_as_it_is = jax.stages.Lowered.compile
+        patch.setattr(
+            *(jax.stages.Lowered, "compile"),
+            lambda lowered: compile_as_it_is(lowered, OPTIONS),
+        )
         yield

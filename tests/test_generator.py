@@ -128,7 +128,9 @@ def test_a_batch_is_its_rows_one_by_one(request, name):
 
 
 @pytest.mark.parametrize("name", THREE)
-def test_the_options_of_the_compiler_change_no_token(request, target, name):
+def test_a_generator_writes_what_the_loop_writes_when_called_by_hand(
+    request, target, name
+):
     generator = request.getfixturevalue(name)
     for prompts in (IDS, IDS[:1]):
         batch = runs.Batch(prompts, new=20)
