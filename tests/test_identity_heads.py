@@ -74,7 +74,6 @@ CASES = {
     "early exit after 29": (lambda folder: "early-exit:29", {"draft_tokens": 2}),
     "Medusa": (medusa_file, {"tree": (3, 2, 1)}),
     "EAGLE-1": (eagle_folder, {"tree": (2, 2, 1)}),
-    "EAGLE-3": (eagle3_folder, {}),
     "EAGLE-3, dynamic tree": (eagle3_folder, {"tree": DynamicTree(4, 2, 8)}),
 }
 

@@ -321,8 +321,15 @@ def test_a_folder_without_its_files_says_what_is_missing(tmp_path):
     assert_refused(tmp_path / "nowhere", "no such file or folder")
 
 
-@pytest.mark.parametrize("layout", ["hf", "gguf"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [
+        ("float32", "gguf"),
+        pytest.param("float32", "hf", marks=pytest.mark.full),
+        pytest.param("bfloat16", "hf", marks=pytest.mark.full),
+        pytest.param("bfloat16", "gguf", marks=pytest.mark.full),
+    ],
+)
 def test_loading_holds_little_more_than_the_model(tmp_path, layout, dtype):
     assert probe(tmp_path, layout, dtype, "load") < 1.3
 

@@ -48,7 +48,7 @@ MET_AT_LEAST = 20
 
 
 # The same code on another topology: what they alone could break is shape arithmetic.
-IN_FULL = ("early_exit", "medusa", "draft_model, dynamic tree")
+IN_FULL = ("draft_model", "early_exit", "medusa", "draft_model, dynamic tree")
 IN_FULL += ("eagle", "eagle, tree", "eagle, dynamic tree", "eagle3")
 PARAMS = [
     pytest.param(name, marks=pytest.mark.full if name in IN_FULL else ())

@@ -14,7 +14,6 @@ from tests.conformance.test_drafters import (  # noqa: F401
     test_proposals_after_any_round_are_those_of_a_fresh_prefill,
 )
 
-BY_DEFAULT = ("draft_model",)
 # Each drafter once: what a ring could break does not depend on the topology.
 ONCE = (
     *("draft_model", "draft_model, dynamic tree", "eagle, dynamic tree"),
@@ -42,10 +41,7 @@ def windowed(tiny):
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.full)
-        for name in ONCE
-    ],
+    params=[pytest.param(name, marks=pytest.mark.full) for name in ONCE],
 )
 def case(request, windowed):
     return make_case(request.param, windowed)

@@ -63,7 +63,7 @@ HEADS = {
         ),
     ),
 }
-IN_FULL = ("no bias", "two layers", "target's head", "another width")
+BY_DEFAULT = ("EAGLE-1", "EAGLE-3, all switches")
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +123,7 @@ def assert_oracles_proposals(target, head, taps, state, draft):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name, marks=pytest.mark.full if any(p in name for p in IN_FULL) else ()
-        )
+        pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.full)
         for name in HEADS
     ],
 )

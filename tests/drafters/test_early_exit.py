@@ -62,7 +62,11 @@ def test_no_layer_computes_a_node_twice(target, monkeypatch):
     assert set(verified) == {(2, TREE.nodes + 1), (2, 1)}
 
 
-@pytest.mark.parametrize("topology", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "topology",
+    [pytest.param(CHAIN, marks=pytest.mark.full), TREE],
+    ids=["chain", "tree"],
+)
 def test_an_exit_that_sees_the_whole_model_is_always_accepted(target, topology):
     quiet = silenced(target, EXIT)
     batch = runs.Batch([[5, 6, 7], [1], [9] * 20], new=[31, 30, 29], capacity=64)
@@ -96,6 +100,7 @@ def test_an_adapter_takes_part_and_changes_no_greedy_id(target):
     assert drafted["bare"] == drafted["fresh"] != drafted["moved"]
 
 
+@pytest.mark.full
 def test_bl53_a_draft_is_the_first_layers_own_with_the_right_positions():
     """Layer 0, final norm and head alone, fed the whole text and what was drafted."""
     target = fakes.tiny(1)

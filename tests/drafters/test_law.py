@@ -29,13 +29,8 @@ DRAFTERS = {
 }
 
 
-PARAMS = [
-    pytest.param(name, marks=pytest.mark.full if name != "eagle, tree" else ())
-    for name in DRAFTERS
-]
-
-
-@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.full
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_texts_have_the_targets_law(name):
     """All texts of three tokens, against the target's own probabilities."""
     prompt = [2, 4, 1]

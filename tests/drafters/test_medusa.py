@@ -300,6 +300,7 @@ def test_a_pickle_of_weights_loads_and_one_with_code_does_not(target, tmp_path):
         load_heads(tmp_path, target.decoder.config)
 
 
+@pytest.mark.full
 def test_the_command_line_takes_heads_and_a_tree(tmp_path):
     model = write_model(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())

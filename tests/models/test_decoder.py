@@ -115,7 +115,6 @@ def test_a_longer_bucket_and_unequal_chunks_change_nothing():
 @pytest.mark.parametrize(
     "widths, stacked",
     (
-        ((1, 6), False),
         pytest.param((1, 2, 3, 4, 5, 6), False, marks=pytest.mark.full),
         pytest.param((1, 2, 3, 4, 5, 6), True, marks=pytest.mark.full),
     ),

@@ -43,6 +43,7 @@ def test_tiny_models_give_the_logits_of_transformers(name, tmp_path):
     assert largest_difference(ours, golden["logits"]) < LIMIT
 
 
+@pytest.mark.full
 def test_smollm2_gives_the_largest_logits_of_transformers():
     golden = json.loads(SMOLLM2_FILE.read_text())
     ids = np.array(golden["ids"], np.int32)
