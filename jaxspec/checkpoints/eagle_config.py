@@ -31,14 +31,7 @@ _HARMLESS = (
     *("speculators_config", "speculators_version", "tie_word_embeddings"),
 )
 # A `speculators` file leaves out what the class of its layers has by default.
-_LEFT_OUT = {
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "rms_norm_eps": 1e-6,
-    "head_dim": 128,
-}
+_LEFT_OUT = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
 _LEFT_OUT_BY_TYPE = {
     "llama": {
         "vocab_size": 32_000,
@@ -49,6 +42,8 @@ _LEFT_OUT_BY_TYPE = {
         "vocab_size": 151_936,
         "intermediate_size": 22_016,
         "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
     },
 }
 
@@ -109,8 +104,6 @@ def _parse_speculators(
     kind = inner.get("model_type", "llama")
     known = _LEFT_OUT_BY_TYPE.get(kind, {}) if isinstance(kind, str) else {}
     layers = _LEFT_OUT | known | {"model_type": kind} | inner
-    if "head_dim" not in inner and kind != "qwen3":
-        del layers["head_dim"]
     layers.pop("architectures", None)
     decoder = parse_config(layers, f"{origin}: transformer_layer_config")
     if is_eagle3:
@@ -133,14 +126,7 @@ def _finish_eagle3(
     fields: Fields, decoder: ModelConfig, target: ModelConfig, first_id: int
 ) -> Eagle3Config:
     """`first_id` is what the layout calls the output of block 0."""
-    inner = fields.raw("eagle_config")
-    if not isinstance(inner, dict | None):
-        fields.fault("eagle_config", "an object")
-        inner = None
-    nested = Fields(inner or {}, fields.origin)
-    nested.only("use_aux_hidden_state", True)
-    ids, inner_ids = fields.raw(_IDS), nested.raw(_IDS)
-    ids = inner_ids if ids is None else ids
+    ids = _stated_ids(fields)
     taps = _taps(fields, ids, target, first_id)
     switches = {name: fields.flag(name) for name in _SWITCHES}
     tapped = fields.integer("target_hidden_size", target.hidden_size)
@@ -152,9 +138,7 @@ def _finish_eagle3(
         norm_each_tap=fields.flag("fc_norm"),
         **switches,
     )
-    nested.refuse_unread()
     fields.refuse_unread()
-    fields.faults.extend(nested.faults)
     fields.faults.extend(_fit_faults(decoder, target, tapped))
     fields.finish()
     if ids is None:
@@ -165,6 +149,20 @@ def _finish_eagle3(
             stacklevel=2,
         )
     return config
+
+
+def _stated_ids(fields: Fields) -> Any:
+    """The tapped layers as the file counts them, in the one place or the other."""
+    inner = fields.raw("eagle_config")
+    if not isinstance(inner, dict | None):
+        fields.fault("eagle_config", "an object")
+        inner = None
+    nested = Fields(inner or {}, fields.origin)
+    nested.only("use_aux_hidden_state", True)
+    ids, inner_ids = fields.raw(_IDS), nested.raw(_IDS)
+    nested.refuse_unread()
+    fields.faults.extend(nested.faults)
+    return inner_ids if ids is None else ids
 
 
 def _taps(

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jaxspec
 from jaxspec.checkpoints.eagle import load_eagle
+from jaxspec.checkpoints.eagle_config import parse_eagle
 from jaxspec.models.config import Rope
 from jaxspec.models.decoder import Decoder
 from tests import fakes
@@ -227,6 +228,20 @@ def test_a_head_loads_as_bfloat16_with_its_norms_in_float32(target, tmp_path):
     head, _ = load_eagle(folder, target.config, jnp.bfloat16)
     assert head.fc.weight[...].dtype == jnp.bfloat16
     assert head.norm.weight[...].dtype == head.fc_norm[0].weight[...].dtype == "float32"
+
+
+def test_what_a_speculators_file_leaves_out_is_its_classs_default(target):
+    common = {"speculators_model_type": "eagle3", "draft_vocab_size": 32000}
+    common["eagle_aux_hidden_state_layer_ids"] = [1, 2, 2]
+    wide = dataclasses.replace(target.config, hidden_size=4096, vocab_size=128256)
+    layers = {"vocab_size": 128256, "num_hidden_layers": 1, "num_key_value_heads": 8}
+    values = common | {"transformer_layer_config": layers}
+    found = parse_eagle(values, "here", wide, is_eagle3=False).decoder
+    sizes = found.num_heads, found.num_kv_heads, found.head_dim, found.norm_eps
+    assert sizes == (32, 8, 128, 1e-6) and found.intermediate_size == 11008
+    values["transformer_layer_config"] = {**layers, "model_type": "qwen3"}
+    qwen = parse_eagle(values, "here", wide, is_eagle3=False).decoder
+    assert qwen.qk_norm and qwen.intermediate_size == 22016 and qwen.head_dim == 128
 
 
 @pytest.mark.full
