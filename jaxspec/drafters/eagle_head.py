@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.cache import KVCache
 from jaxspec.models.attention import Attention, Place
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.decoder import Block, Embedding
+from jaxspec.models.decoder import Block, Embedding, cache_of, scratch_of
 from jaxspec.models.layers import MLP, Linear, RMSNorm, project
 from jaxspec.scratch import Scratch
 from jaxspec.types import Model, Output
@@ -87,23 +87,12 @@ class _Head(nnx.Module):
 
     def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
         """An empty cache for the pairs of `capacity` tokens."""
-        decoder = self.config.decoder
-        return KVCache.init(
-            decoder.windows,
-            rows,
-            decoder.num_kv_heads,
-            capacity,
-            width,
-            decoder.head_dim,
-            self.dtype,
-            stacked=self.platform != "cpu",
-        )
+        config, platform = self.config.decoder, self.platform
+        return cache_of(config, rows, capacity, width, self.dtype, platform)
 
     def init_scratch(self, rows: int, slots: int) -> Scratch:
         """Empty scratch space for `slots` slots a row."""
-        decoder = self.config.decoder
-        heads, width = decoder.num_kv_heads, decoder.head_dim
-        return Scratch.init(decoder.num_layers, rows, heads, slots, width, self.dtype)
+        return scratch_of(self.config.decoder, rows, slots, self.dtype)
 
     def run_rows(
         self,

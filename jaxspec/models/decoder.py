@@ -60,6 +60,28 @@ class Block(nnx.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden)), scratch
 
 
+def cache_of(
+    config: ModelConfig, rows: int, capacity: int, width: int, dtype, platform: str
+) -> KVCache:
+    """An empty cache for the layers of a config, laid out as suits the platform."""
+    return KVCache.init(
+        config.windows,
+        rows,
+        config.num_kv_heads,
+        capacity,
+        width,
+        config.head_dim,
+        dtype,
+        stacked=platform != "cpu",
+    )
+
+
+def scratch_of(config: ModelConfig, rows: int, slots: int, dtype) -> Scratch:
+    """Empty scratch space for the layers of a config."""
+    heads, width = config.num_kv_heads, config.head_dim
+    return Scratch.init(config.num_layers, rows, heads, slots, width, dtype)
+
+
 class Decoder(nnx.Module):
     """A decoder-only language model; `jaxspec.types.Model` says what its calls mean.
 
@@ -145,25 +167,8 @@ class Decoder(nnx.Module):
 
     def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
         """An empty cache for `capacity` tokens and commits of up to `width`."""
-        return KVCache.init(
-            self.config.windows,
-            rows,
-            self.config.num_kv_heads,
-            capacity,
-            width,
-            self.config.head_dim,
-            self.dtype,
-            stacked=self.platform != "cpu",
-        )
+        return cache_of(self.config, rows, capacity, width, self.dtype, self.platform)
 
     def init_scratch(self, rows: int, slots: int) -> Scratch:
         """Empty scratch space for `slots` slots a row."""
-        config = self.config
-        return Scratch.init(
-            config.num_layers,
-            rows,
-            config.num_kv_heads,
-            slots,
-            config.head_dim,
-            self.dtype,
-        )
+        return scratch_of(self.config, rows, slots, self.dtype)
