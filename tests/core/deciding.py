@@ -33,3 +33,18 @@ def decide(name, target, tokens, draft, noise, valid=None):
     slots = np.arange(draft.tokens.shape[1] + 1)
     assert np.array_equal(verdict.path, np.tile(slots, (len(tokens), 1)))
     return np.asarray(verdict.count) - 1, probabilities(verdict)
+
+
+def random_rounds():
+    """Target and draft, drafted tokens, uniforms and validity of 400 rounds."""
+    rng = np.random.default_rng(1)
+    rows, nodes, size = 400, 4, 6
+    target = rng.dirichlet(np.ones(size), (rows, nodes + 1))
+    target[::3] = np.where(target[::3] > 0.1, target[::3], 0)
+    target /= target.sum(axis=-1, keepdims=True)
+    # Near the target, so that drafts of every length are accepted.
+    draft = 0.8 * target[:, :-1] + 0.2 * rng.dirichlet(np.ones(size), (rows, nodes))
+    tokens = (rng.random((rows, nodes, 1)) > draft.cumsum(axis=-1)).sum(axis=-1)
+    uniforms = rng.random((rows, nodes)).astype(np.float32)
+    valid = rng.random((rows, nodes)) > 0.1
+    return target, draft, tokens, uniforms, valid

@@ -15,6 +15,7 @@ from jaxspec.core.distributions import (
 from jaxspec.core.warp import Sampling, warp
 from jaxspec.types import Draft
 from tests import oracles
+from tests.core.deciding import random_rounds
 from tests.core.enumeration import (
     ALMOST_1,
     Tables,
@@ -186,19 +187,10 @@ def test_a_greedy_target_accepts_its_best_token_and_emits_no_other():
 
 
 def test_random_rounds_equal_the_oracle():
-    rng = np.random.default_rng(1)
-    rows, nodes, size = 400, 4, 6
-    target = rng.dirichlet(np.ones(size), (rows, nodes + 1))
-    target[::3] = np.where(target[::3] > 0.1, target[::3], 0)
-    target /= target.sum(axis=-1, keepdims=True)
-    # Near the target, so that chains of every length are accepted.
-    draft = 0.8 * target[:, :-1] + 0.2 * rng.dirichlet(np.ones(size), (rows, nodes))
-    tokens = (rng.random((rows, nodes, 1)) > draft.cumsum(axis=-1)).sum(axis=-1)
-    uniforms = rng.random((rows, nodes)).astype(np.float32)
-    valid = rng.random((rows, nodes)) > 0.1
+    target, draft, tokens, uniforms, valid = random_rounds()
     for given in (draft, None):
         accepted, following = decide(target, tokens, given, uniforms, valid)
-        for row in range(rows):
+        for row in range(len(tokens)):
             probs = None if given is None else given[row]
             count, expected = oracles.verify(
                 target[row], probs, tokens[row], uniforms[row], valid[row]
@@ -206,7 +198,7 @@ def test_random_rounds_equal_the_oracle():
             assert accepted[row] == count
             np.testing.assert_allclose(following[row], expected, atol=2e-5)
         if given is not None:
-            assert np.bincount(accepted, minlength=nodes + 1).min() >= 20
+            assert np.bincount(accepted, minlength=tokens.shape[1] + 1).min() >= 20
 
 
 # Frequencies

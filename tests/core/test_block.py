@@ -17,6 +17,7 @@ from tests.core.deciding import (
     P,
     Q,
     decide,
+    random_rounds,
 )
 from tests.core.enumeration import (
     ALMOST_1,
@@ -131,19 +132,10 @@ def test_a_certain_draft_is_the_one_hot_one():
 
 
 def test_random_blocks_equal_the_oracle():
-    rng = np.random.default_rng(1)
-    rows, nodes, size = 400, 4, 6
-    target = rng.dirichlet(np.ones(size), (rows, nodes + 1))
-    target[::3] = np.where(target[::3] > 0.1, target[::3], 0)
-    target /= target.sum(axis=-1, keepdims=True)
-    # Near the target, so that blocks of every length are kept.
-    draft = 0.8 * target[:, :-1] + 0.2 * rng.dirichlet(np.ones(size), (rows, nodes))
-    tokens = (rng.random((rows, nodes, 1)) > draft.cumsum(axis=-1)).sum(axis=-1)
-    uniforms = rng.random((rows, nodes)).astype(np.float32)
-    valid = rng.random((rows, nodes)) > 0.1
+    target, draft, tokens, uniforms, valid = random_rounds()
     for given in (draft, None):
         accepted, following = decide("block", target, tokens, given, uniforms, valid)
-        for row in range(rows):
+        for row in range(len(tokens)):
             probs = None if given is None else given[row]
             count, expected = oracles.block_verify(
                 target[row], probs, tokens[row], uniforms[row], valid[row]
@@ -152,7 +144,7 @@ def test_random_blocks_equal_the_oracle():
             # 1e-7 of the rows, over the smallest positive part seen (1e-3).
             np.testing.assert_allclose(following[row], expected, atol=2e-4)
         if given is not None:
-            assert np.bincount(accepted, minlength=nodes + 1).min() >= 20
+            assert np.bincount(accepted, minlength=tokens.shape[1] + 1).min() >= 20
 
 
 # Block verification integrated: no draws, so no noise to hide in
