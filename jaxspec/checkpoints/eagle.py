@@ -21,7 +21,7 @@ from jaxspec.checkpoints.head_files import (
     places_of,
 )
 from jaxspec.checkpoints.load import block_shapes, fill, read_tensor
-from jaxspec.checkpoints.tensors import StoredTensor, is_norm
+from jaxspec.checkpoints.tensors import StoredTensor, is_norm, tensor_faults
 from jaxspec.drafters.eagle_head import (
     Eagle3Config,
     Eagle3Head,
@@ -176,19 +176,17 @@ def _tensor_faults(
     tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """What keeps the tensors from being exactly the head's parameters."""
-    faults = [f"tensor `{name}` is missing" for name in shapes if name not in tensors]
-    for name, stored in tensors.items():
-        source = shown(stored.source)[1:-1]
-        if name not in shapes:
-            faults.append(f"tensor `{source}` is not used by a head of this config")
-        elif stored.shape != shapes[name]:
-            faults.append(
-                f"tensor `{source}` has shape {list(stored.shape)}, expected "
-                f"{list(shapes[name])}"
-            )
-        elif is_whole(stored):
-            faults.append(f"tensor `{source}` holds whole numbers")
-    return faults
+
+    def unused(source):
+        return f"tensor `{shown(source)[1:-1]}` is not used by a head of this config"
+
+    faults = tensor_faults(tensors, shapes, shapes, unused)
+    fitting = (t for n, t in tensors.items() if t.shape == shapes.get(n))
+    return faults + [
+        f"tensor `{shown(stored.source)[1:-1]}` holds whole numbers"
+        for stored in fitting
+        if is_whole(stored)
+    ]
 
 
 def _places(

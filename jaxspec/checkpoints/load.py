@@ -16,6 +16,7 @@ from jaxspec.checkpoints.tensors import (
     Checkpoint,
     StoredTensor,
     is_norm,
+    tensor_faults,
     unused_tensor,
 )
 from jaxspec.errors import UserError
@@ -170,16 +171,8 @@ def _tensor_faults(
     if checkpoint.config.tied:
         # A tied checkpoint may store its head all the same; the embedding is used.
         allowed["lm_head.weight"] = shapes["embed_tokens.weight"]
-    faults = [f"tensor `{name}` is missing" for name in shapes if name not in tensors]
-    for name, stored in tensors.items():
-        if name not in allowed:
-            faults.append(unused_tensor(stored.source, checkpoint.config))
-        elif stored.shape != allowed[name]:
-            faults.append(
-                f"tensor `{stored.source}` has shape {list(stored.shape)}, expected "
-                f"{list(allowed[name])}"
-            )
-    return faults
+    unused = functools.partial(unused_tensor, config=checkpoint.config)
+    return tensor_faults(tensors, shapes, allowed, unused)
 
 
 def _checked_dtype(dtype: Any) -> Any:

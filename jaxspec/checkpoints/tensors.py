@@ -1,7 +1,7 @@
 """What a checkpoint is to the loader: a config and tensors under canonical names."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -55,3 +55,29 @@ def unused_tensor(source: str, config: ModelConfig) -> str:
         f"tensor `{shown(source)[1:-1]}` is not used by a {config.family} decoder of "
         "this config"
     )
+
+
+def tensor_faults(
+    tensors: Mapping[str, StoredTensor],
+    needed: Collection[str],
+    allowed: Mapping[str, tuple[int, ...]],
+    unused: Callable[[str], str],
+) -> list[str]:
+    """What keeps the tensors of a file from being exactly the parameters.
+
+    Args:
+        tensors: by canonical name.
+        needed: the parameters.
+        allowed: shapes of the parameters, and of what else may stand in the file.
+        unused: the fault of a tensor, by its name in the file, that is none of these.
+    """
+    faults = [f"tensor `{name}` is missing" for name in needed if name not in tensors]
+    for name, stored in tensors.items():
+        if name not in allowed:
+            faults.append(unused(stored.source))
+        elif stored.shape != allowed[name]:
+            faults.append(
+                f"tensor `{shown(stored.source)[1:-1]}` has shape "
+                f"{list(stored.shape)}, expected {list(allowed[name])}"
+            )
+    return faults
