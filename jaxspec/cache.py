@@ -173,7 +173,7 @@ class KVCache:
                 f"a commit of {path.shape[1]} slots to a cache that was made for "
                 f"{self.width}: `init` takes the largest width"
             )
-        fresh = self._gathered(scratch, path)
+        fresh = self._gathered(scratch, path, count)
 
         def write_row(row, groups):
             """All layers of one row; there is always room, so nothing is clamped."""
@@ -199,12 +199,21 @@ class KVCache:
         groups = lax.fori_loop(0, rows, write_row, self.groups)
         return dataclasses.replace(self, groups=groups, length=self.length + count)
 
-    def _gathered(self, scratch: Scratch, path: Int[Array, "B width"]):
-        """The entries of a path, arranged as the cache's arrays."""
-        gather = jax.vmap(lambda entries, path: jnp.take(entries, path, axis=1))
+    def _gathered(self, scratch, path: Int[Array, "B width"], count: Int[Array, " B"]):
+        """The entries of a path, arranged as the cache's arrays; zeros past `count`.
+
+        That makes the write wait for `count`, hence for the end of the round. Else XLA
+        may write a layer before its attention has read it, on two copies of the cache.
+        """
+
+        def gather_row(entries, path, count):
+            committed = jnp.arange(path.size) < count
+            return jnp.where(committed[:, None], jnp.take(entries, path, axis=1), 0)
+
+        gather = jax.vmap(gather_row)
         parts = self.groups[0][0].shape[1]
         layers = [
-            _together(gather(keys, path), gather(values, path), parts)
+            _together(gather(keys, path, count), gather(values, path, count), parts)
             for keys, values in zip(scratch.keys, scratch.values, strict=True)
         ]
         return jax.tree.map(

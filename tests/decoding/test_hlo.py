@@ -1,17 +1,36 @@
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.cache import KVCache
 from jaxspec.decoding import loop
+from jaxspec.decoding.state import DecodingState
 from jaxspec.drafters.autoregressive import Autoregressive
-from tests import runs
-from tests.hlo import host_traffic
+from jaxspec.drafters.draft_model import DraftModel
+from tests import fakes, runs
+from tests.hlo import copies, host_traffic
 
 
 def compiled_text(made, target, drafter, batch):
     state, options = runs.start(target, drafter, batch)
     lowered = made.decode.lower(target, drafter, state, options, jnp.int32(1))
     return lowered.compile().as_text()
+
+
+def cache_copies(target, drafter, rows) -> int:
+    """How often the rounds of a generation copy an array of the target's cache."""
+    prompts, options = runs.Batch([[1, 2, 3]] * rows).device()
+    init = functools.partial(DecodingState.init, width=8)
+    state = jax.eval_shape(init, target, drafter, prompts, options)
+    # Traced anew each time: a part of the loop may have been replaced.
+    rounds = jax.jit(lambda *args: loop.decode(*args), donate_argnums=2)
+    lowered = rounds.lower(target, drafter, state, options, jnp.int32(1))
+    arrays = {a.shape: a for a in jax.tree.leaves(state.cache.groups)}
+    text = lowered.compile().as_text()
+    return sum(copies(text, array) for array in arrays.values())
 
 
 def test_the_loop_never_talks_to_the_host(tiny):
@@ -57,3 +76,25 @@ def test_every_kind_of_host_traffic_is_found(line):
 )
 def test_traffic_between_devices_and_plain_maths_pass(line):
     assert host_traffic(line) == []
+
+
+@pytest.mark.parametrize(
+    ("drafted", "windows", "rows"),
+    [(False, None, 1), (False, (8, None), 3), (True, (8, None), 1)],
+)
+def test_no_round_copies_a_cache(tiny, drafted, windows, rows):
+    target = fakes.tiny(1, windows=windows)
+    drafter = DraftModel(tiny.draft, 2) if drafted else Autoregressive()
+    assert cache_copies(target, drafter, rows) == 0
+
+
+def test_a_write_that_does_not_wait_for_the_reads_is_found(tiny, monkeypatch):
+    """XLA then writes a layer before its attention has read, to a copy of it."""
+    patient = KVCache.commit
+
+    def hasty(cache, scratch, path, count):
+        written = patient(cache, scratch, path, jnp.ones_like(count))
+        return dataclasses.replace(written, length=cache.length + count)
+
+    monkeypatch.setattr(KVCache, "commit", hasty)
+    assert cache_copies(tiny.target, Autoregressive(), 1) > 0

@@ -49,7 +49,7 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.programs import Program
 from jaxspec.requests import Request, make_request
 from jaxspec.row_options import OPTIONS
-from tests.hlo import host_traffic
+from tests.hlo import copies, host_traffic
 
 # Else libtpu looks for a metadata server, and a second process dies on its lock file.
 ENVIRONMENT = {
@@ -219,13 +219,6 @@ def report(compiled, program: Program) -> dict:
 def size(tree: Any) -> int:
     """Bytes of all leaves."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def copies(hlo_text: str, leaf) -> int:
-    """How many instructions copy an array of this shape, in any layout."""
-    kind = {"bfloat16": "bf16", "float32": "f32"}[leaf.dtype.name]
-    shape = re.escape(f"{kind}[{','.join(map(str, leaf.shape))}]")
-    return len(re.findall(rf"= \(?{shape}.* copy(-start)?\(", hlo_text))
 
 
 def printing_loop(count):
