@@ -97,9 +97,10 @@ class KVCache:
 
     def live_blocks_of(self, layer: int, live_blocks: Int[Array, ""]) -> Int[Array, ""]:
         """How many of the live blocks a layer has: a ring has its own at most."""
-        return jnp.minimum(live_blocks, self._slots(layer) // BLOCK)
+        return jnp.minimum(live_blocks, self.slots(layer) // BLOCK)
 
-    def _slots(self, layer: int) -> int:
+    def slots(self, layer: int) -> int:
+        """Entries that a row has room for; none in a cache made for no token."""
         group, *_ = self._locate(layer)
         # From the end: there may be no axis of rows.
         return self.groups[group][0].shape[-2]
@@ -147,7 +148,7 @@ class KVCache:
         """Where the entries of a block stand in one row; negative: there is none."""
         slots = index * BLOCK + jnp.arange(BLOCK)
         # An array that never wraps is a ring too: this says where its entries end.
-        return ring.positions(slots, self._slots(layer), self.length)
+        return ring.positions(slots, self.slots(layer), self.length)
 
     def visible(
         self, layer: int, index: Int[Array, ""], positions: Int[Array, " T"]

@@ -100,7 +100,7 @@ def _unknown_ids(request: Request, size: int) -> list[str]:
 def _ids(model: LanguageModel, prompt: Any, row: int, faults: list[str]) -> list[int]:
     """The ids of a prompt; faults are noted with the row's number."""
     try:
-        ids = _encode(model, prompt)
+        ids = prompt_ids(model, prompt)
     except UserError as error:
         faults.append(f"prompt {row}: {error}")
         return []
@@ -117,7 +117,12 @@ def _ids(model: LanguageModel, prompt: Any, row: int, faults: list[str]) -> list
     return ids
 
 
-def _encode(model: LanguageModel, prompt: Any) -> list[int]:
+def prompt_ids(model: LanguageModel, prompt: Any) -> list[int]:
+    """The ids of a prompt, not yet held against the vocabulary.
+
+    Raises:
+        UserError: it is no prompt, or the model cannot encode it.
+    """
     is_ids = isinstance(prompt, (list, tuple)) and all(
         isinstance(token, int) and not isinstance(token, bool) for token in prompt
     )

@@ -27,9 +27,11 @@ from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.sampling import Sampling
 from jaxspec.core.topology import Topology
 from jaxspec.core.warp import warp
+from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
+from jaxspec.drafters.prompt_lookup import PromptLookup
 from tests import fakes, models_on_disk
 
 CONTEXT = 200
@@ -181,6 +183,8 @@ def drafters(name):
         n: Topology.likeliest([[0.5, 0.2, 0.1, 0.05]] * 4, n) for n in (4, 8, 16, 32)
     }
     made = {
+        "prompt lookup, chain of 4": PromptLookup(4),
+        "its own draft model, chain of 4": DraftModel(target.decoder, 4),
         "medusa, chain of 4": Medusa(heads, Topology.chain(4)),
         "medusa, chain of 16": Medusa(heads, Topology.chain(16)),
         **{f"medusa, tree of {n}": Medusa(heads, tree) for n, tree in trees.items()},

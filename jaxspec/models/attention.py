@@ -145,8 +145,10 @@ class Attention(nnx.Module):
             visible = cache.visible(self.layer, index, place.positions)
             return running.add(queries, keys, values, of_each_head(visible), self.cap)
 
-        blocks = cache.live_blocks_of(self.layer, place.live_blocks)
-        running = lax.fori_loop(0, blocks, take_block, running)
+        # A loop of unknown length has no gradient; in training nothing is committed.
+        if cache.slots(self.layer):
+            blocks = cache.live_blocks_of(self.layer, place.live_blocks)
+            running = lax.fori_loop(0, blocks, take_block, running)
         mixed = running.weighted / running.total[..., None]
         mixed = mixed.reshape(kv_heads, group, tokens, width).transpose(2, 0, 1, 3)
         return mixed.reshape(tokens, heads * width).astype(scratch.keys[0].dtype)

@@ -150,10 +150,13 @@ class Decoder(nnx.Module):
         """The final norm."""
         return self.final_norm(hidden)
 
-    def unembed(self, normed: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
-        """Logits in float32."""
+    def unembed(
+        self, normed: Float[Array, "*B E"], ids: Int[Array, " v"] | None = None
+    ) -> Float[Array, "*B V"]:
+        """Logits in float32, of `ids` alone where they are given."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits = project(normed, head.weight[...], jnp.float32)
+        weight = head.weight[...] if ids is None else head.weight[...][ids]
+        logits = project(normed, weight, jnp.float32)
         return soft_cap(logits, self.config.logit_soft_cap)
 
     @property

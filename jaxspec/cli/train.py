@@ -1,0 +1,233 @@
+"""`jaxspec train`: texts that a model wrote, and drafters that learn from them."""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.cli.options import DEFAULT_MODEL, add_verb
+from jaxspec.cli.prompts import read_prompts
+from jaxspec.errors import UserError
+from jaxspec.generator import Generator
+from jaxspec.loading import load
+from jaxspec.progress import watching
+
+_EPILOG = """\
+First the model writes texts, then a drafter learns to guess them. Each command goes on
+where it was interrupted, with the same result.
+
+examples:
+  jaxspec train data --out texts --tokens 300000
+  jaxspec train eagle --data texts --out head --steps 2000
+  jaxspec generate --drafter eagle:head --prompt "The capital of France is"
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Registers the subcommand `train`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a drafter",
+        description="Trains drafters on what the model itself writes.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    _add_data(kinds)
+    _add_eagle(kinds)
+    return parser
+
+
+def _add_data(kinds: Any) -> None:
+    parser = add_verb(
+        kinds,
+        run_data,
+        "data",
+        help="let the model write texts to learn from",
+        description="Lets the model write texts: answers to questions that it asks "
+        "itself, or to given prompts.",
+        epilog="example:\n  jaxspec train data --out texts --tokens 300000\n",
+    )
+    add = parser.add_argument
+    add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
+    add("--out", metavar="DIR", required=True, help="where the texts go")
+    add("--tokens", metavar="N", type=int, help="the least that it writes")
+    add("--prompts", metavar="FILE", help="answer those of a JSONL file, all of them")
+    add("--chat", action="store_true", help="a prompt is what the user says in a chat")
+    add(
+        "--answer-tokens",
+        metavar="N",
+        type=int,
+        default=256,
+        help="the most of an answer (default: %(default)s)",
+    )
+    add(
+        "--rows",
+        metavar="N",
+        type=int,
+        default=64,
+        help="texts at a time (default: %(default)s)",
+    )
+    add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
+
+
+def run_data(args: argparse.Namespace) -> int:
+    """Runs `jaxspec train data`; returns the exit code.
+
+    Raises:
+        UserError: an option is wrong, or the folder holds other texts.
+    """
+    from jaxspec.train.corpus import Corpus
+    from jaxspec.train.texts import Recipe, answer_prompts, write_texts
+
+    if (args.tokens is None) == (args.prompts is None):
+        raise UserError("give one of --tokens and --prompts")
+    _refuse_below_one(args, ("tokens", "answer_tokens", "rows"))
+    prompts = None if args.prompts is None else read_prompts(args.prompts, args.chat)
+    recipe = Recipe(
+        args.model,
+        rows=args.rows,
+        answer_tokens=args.answer_tokens,
+        seed=args.seed,
+        prompts=None if prompts is None else _hash(prompts),
+    )
+    corpus = Corpus.create(args.out, recipe.to_json())
+    generator = Generator(load(args.model))
+    if prompts is None:
+        made, total = write_texts(generator, corpus, recipe, args.tokens), args.tokens
+        _exhaust("tokens", made, total)
+    else:
+        made = answer_prompts(generator, corpus, recipe, prompts)
+        _exhaust("prompts", made, len(prompts))
+    return 0
+
+
+def _refuse_below_one(args: argparse.Namespace, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            option = "--" + name.replace("_", "-")
+            raise UserError(f"{option} is {value}, expected 1 or more")
+
+
+def _hash(prompts: list) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+
+
+def _exhaust(title: str, made: Iterator[int], total: int) -> None:
+    done = 0
+    with watching(title, lambda: done, total, in_bytes=False):
+        for done in made:  # noqa: B007
+            pass
+
+
+_EAGLE_NUMBERS = {
+    "steps": (1000, "batches to learn from"),
+    "batch_size": (8, "texts of a batch"),
+    "longest": (512, "what a text has past so many tokens is left out"),
+    "depth": (5, "guesses in a row"),
+    "draft_vocabulary": (4096, "how many of the commonest ids it drafts"),
+    "inner": (None, "width of its MLP (default: the model's)"),
+    "check_every": (100, "steps between checkpoints, and measures held out"),
+}
+
+
+def _add_eagle(kinds: Any) -> None:
+    parser = add_verb(
+        kinds,
+        run_eagle,
+        "eagle",
+        help="train an EAGLE-3 head",
+        description="Trains an EAGLE-3 head on texts of `jaxspec train data` and "
+        "writes it in its authors' layout.",
+        epilog="example:\n  jaxspec train eagle --data texts --out head --steps 2000\n",
+    )
+    add = parser.add_argument
+    add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
+    add("--data", metavar="DIR", required=True, help="of jaxspec train data")
+    add("--out", metavar="DIR", required=True, help="where the head goes")
+    for name, (default, text) in _EAGLE_NUMBERS.items():
+        add(
+            "--" + name.replace("_", "-"),
+            metavar="N",
+            type=int,
+            default=default,
+            help=text if default is None else f"{text} (default: %(default)s)",
+        )
+    add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
+    add(
+        "--learning-rate",
+        metavar="R",
+        type=float,
+        default=1e-3,
+        help="at its height (default: %(default)s)",
+    )
+
+
+def run_eagle(args: argparse.Namespace) -> int:
+    """Runs `jaxspec train eagle`; returns the exit code.
+
+    Raises:
+        UserError: an option is wrong, or the folders are of another training.
+    """
+    from jaxspec.train.capture import read_states
+    from jaxspec.train.corpus import Corpus
+    from jaxspec.train.heads import EagleRecipe, train_eagle
+    from jaxspec.train.new_heads import usual_taps
+    from jaxspec.train.trainer import Settings
+
+    _refuse_below_one(args, tuple(_EAGLE_NUMBERS))
+    corpus = Corpus.open(args.data)
+    target = load(args.model)
+    taps = usual_taps(target.decoder.config.num_layers)
+    _exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
+    recipe = EagleRecipe(
+        rows=args.batch_size,
+        longest=args.longest,
+        depth=args.depth,
+        draft_vocabulary=args.draft_vocabulary,
+        inner=args.inner or target.decoder.config.intermediate_size,
+        seed=args.seed,
+    )
+    settings = Settings(
+        args.steps, learning_rate=args.learning_rate, check_every=args.check_every
+    )
+    show(train_eagle(target, corpus, recipe, settings, Path(args.out)), args.steps)
+    return 0
+
+
+def show(training: Iterator[Any], steps: int) -> None:
+    """Follows a training: a bar on a terminal, and a line for each check."""
+    from rich import console, progress
+
+    where = console.Console(stderr=True)
+    columns = (
+        *(progress.BarColumn(), progress.MofNCompleteColumn()),
+        *(progress.TimeElapsedColumn(), progress.TimeRemainingColumn()),
+        progress.TextColumn("{task.description}"),
+    )
+    with progress.Progress(
+        *columns, console=where, disable=not where.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task("", total=steps)
+        for made in training:
+            bar.update(task, completed=made.step, description=_described(made))
+            if made.held_out is not None:
+                where.print(_checked(made), highlight=False, soft_wrap=True)
+
+
+def _described(made: Any) -> str:
+    accuracy = " ".join(f"{value:.2f}" for value in made.measures.accuracy)
+    return f"loss {made.loss:.3f}, right {accuracy}, {made.tokens_per_second:.0f} tok/s"
+
+
+def _checked(made: Any) -> str:
+    held_out = made.held_out
+    accuracy = " ".join(f"{value:.2f}" for value in held_out.accuracy)
+    return (
+        f"step {made.step}: loss {made.loss:.3f}, held out: right {accuracy}, tokens "
+        f"per round {held_out.greedy_tokens_per_round:.2f} greedy, "
+        f"{held_out.sampled_tokens_per_round:.2f} at temperature 1"
+    )

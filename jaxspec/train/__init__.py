@@ -1,0 +1,1 @@
+"""Training of drafters: texts that the target wrote, losses, trainers, export."""

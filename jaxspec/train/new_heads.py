@@ -1,0 +1,80 @@
+"""Heads before they have learned anything, made to fit a target."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Int
+
+from jaxspec.drafters.eagle_head import Eagle3Config, Eagle3Head
+from jaxspec.models.config import ModelConfig, Rope
+from jaxspec.models.decoder import Decoder
+from jaxspec.train.corpus import Corpus
+
+
+def usual_taps(layers: int) -> tuple[int, int, int]:
+    """The blocks that EAGLE-3 heads tap, in the authors' code."""
+    return 1, layers // 2 - 1, layers - 4
+
+
+def commonest_ids(
+    corpus: Corpus, vocabulary: int, count: int
+) -> tuple[Int[np.ndarray, " v"], float]:
+    """The ids that the target writes most, in order, and their share of all it wrote.
+
+    Ids that it wrote equally often come in their own order.
+    """
+    seen = np.zeros(vocabulary, np.int64)
+    for part in range(len(corpus)):
+        texts = corpus.texts(part)
+        for tokens, start in zip(texts.each(), texts.starts, strict=True):
+            seen += np.bincount(tokens[start:], minlength=vocabulary)
+    known = np.sort(np.argsort(-seen, kind="stable")[:count])
+    return known, float(seen[known].sum() / max(seen.sum(), 1))
+
+
+def new_eagle3(
+    target: Decoder,
+    taps: tuple[int, ...],
+    known: Int[np.ndarray, " v"],
+    inner: int,
+    seed: int,
+) -> Eagle3Head:
+    """An EAGLE-3 head of one layer, whose vocabulary begins as the target's rows.
+
+    Args:
+        target: that it will draft for.
+        taps: the blocks that it reads.
+        known: the ids of its vocabulary.
+        inner: width of its MLP.
+        seed: of what is random.
+    """
+    config = Eagle3Config(
+        one_layer(target.config, inner),
+        taps,
+        target.config.hidden_size,
+        draft_vocabulary=known.size,
+    )
+    head = Eagle3Head(config, rngs=nnx.Rngs(seed))
+    rows = target.embed_tokens if target.lm_head is None else target.lm_head
+    head.lm_head.weight[...] = rows.weight[...][known].astype(jnp.float32)
+    head.norm.weight[...] = target.final_norm.weight[...]
+    return head
+
+
+def one_layer(target: ModelConfig, inner: int) -> ModelConfig:
+    """A llama layer as wide as the target's, with its heads and rotary frequencies."""
+    return ModelConfig(
+        family="llama",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=inner,
+        num_layers=1,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        max_positions=target.max_positions,
+        norm_eps=target.norm_eps,
+        query_scale=target.head_dim**-0.5,
+        windows=(None,),
+        ropes=(Rope(target.ropes[-1].theta),),
+    )

@@ -1,0 +1,121 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.eagle import load_eagle
+from jaxspec.errors import UserError
+from jaxspec.train.trainer import TrainState
+from tests.train import made
+
+
+@pytest.fixture(scope="module")
+def unbroken(model, corpus, tmp_path_factory):
+    """A training that nobody interrupted: its folder and the progress of each step."""
+    folder = tmp_path_factory.mktemp("head")
+    return folder, list(made.training(model, corpus, folder))
+
+
+def final_leaves(folder):
+    """The arrays of the last checkpoint, by name."""
+    import orbax.checkpoint as ocp
+
+    manager = ocp.CheckpointManager(folder / "checkpoints")
+    leaves = manager.restore(made.SETTINGS.steps, args=ocp.args.StandardRestore())
+    return {name: np.asarray(leaf) for name, leaf in leaves.items()}
+
+
+def metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def assert_bit_equal(one, other):
+    one, other = final_leaves(one), final_leaves(other)
+    assert one.keys() == other.keys() and len(one) > 30
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_a_head_learns(unbroken):
+    folder, steps = unbroken
+    assert [each.step for each in steps] == list(range(1, 11))
+    assert np.mean([s.loss for s in steps[-3:]]) < steps[0].loss - 0.05
+    checked = [each.step for each in steps if each.held_out is not None]
+    assert checked == [3, 6, 9, 10]
+    lines = metrics(folder)
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert lines[-1]["held_out"]["sampled_tokens_per_round"] >= 1
+
+
+def test_the_head_is_one_that_the_loader_takes(model, unbroken):
+    folder, _ = unbroken
+    head, places = load_eagle(folder, model.decoder.config)
+    assert head.taps == made.TAPS
+    known = np.flatnonzero(np.asarray(places) < 16)
+    assert known.size == 16
+    trained = final_leaves(folder)
+    name = next(name for name in trained if "lm_head" in name and "optim" not in name)
+    np.testing.assert_allclose(head.lm_head.weight[...], trained[name], rtol=5e-3)
+
+
+@pytest.mark.parametrize("at", [4, pytest.param(7, marks=pytest.mark.full)])
+def test_a_killed_training_goes_on_to_the_same_parameters(
+    unbroken, corpus, tmp_path, at
+):
+    command = [sys.executable, "-m", "tests.train.made", str(corpus.folder)]
+    with subprocess.Popen(
+        [*command, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as child:
+        for line in child.stdout:
+            if int(line) == at:
+                os.kill(child.pid, signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL
+    again = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    first = int(again.stdout.split()[0])
+    assert first <= at + 1
+    assert_bit_equal(unbroken[0], tmp_path)
+    lines = [line["step"] for line in metrics(tmp_path)]
+    assert lines == list(range(1, 11))
+
+
+def test_an_incomplete_checkpoint_is_skipped_with_a_warning(
+    model, corpus, unbroken, tmp_path
+):
+    shutil.copytree(unbroken[0], tmp_path / "head")
+    newest = tmp_path / "head" / "checkpoints" / "10"
+    for path in sorted(newest.rglob("*")):
+        if path.is_file() and "metrics" not in path.parts:
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.warns(UserWarning, match="the checkpoint of step 10 is incomplete"):
+        steps = list(made.training(model, corpus, tmp_path / "head"))
+    assert [each.step for each in steps] == [10]
+    assert_bit_equal(unbroken[0], tmp_path / "head")
+
+
+def test_a_changed_model_is_refused_by_its_paths(model, corpus, unbroken):
+    from jaxspec.train.checkpoints import Checkpoints
+
+    folder, _ = unbroken
+    checkpoints = Checkpoints(folder / "checkpoints", keep=2)
+    other = TrainState(
+        jax.numpy.int32(0), {"fc": jax.numpy.zeros((3, 4))}, {"fc": jax.numpy.zeros(2)}
+    )
+    with pytest.raises(
+        UserError, match=r"is of another model: optimizer.* more; choose another"
+    ):
+        checkpoints.restore(other)
+    checkpoints.close()
+
+
+def test_another_training_does_not_get_into_a_folder(model, corpus, unbroken):
+    with pytest.raises(UserError, match=r"`learning_rate` is 0.003, but 0.1 is asked"):
+        next(made.training(model, corpus, unbroken[0], learning_rate=0.1))
