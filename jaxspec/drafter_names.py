@@ -1,5 +1,6 @@
 """Which drafter an argument names, and what it can draft."""
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -113,17 +114,27 @@ def _prompt_lookup(target, argument: str, shape: Shape | None) -> PromptLookup:
     return PromptLookup((shape or _default_chain()).nodes)
 
 
-def _early_exit(
-    target: LanguageModel, layers: str, shape: Topology | None
-) -> EarlyExit:
+def _early_exit(target: LanguageModel, exit: str, shape: Topology | None) -> EarlyExit:
+    """After so many layers, or where a trained adapter was made for."""
+    if not os.path.isdir(exit):
+        return EarlyExit(_exit_layers(target, exit), shape or _default_chain())
+    from jaxspec.checkpoints.exit_adapter import load_adapter
+
+    decoder = target.decoder
+    adapter, layers, known, places = load_adapter(exit, decoder.config, decoder.dtype)
+    return EarlyExit(layers, shape or _default_chain(), adapter, known, places)
+
+
+def _exit_layers(target: LanguageModel, layers: str) -> int:
     """Refuses an exit that leaves nothing to draft with, or nothing to save."""
     most = target.decoder.config.num_layers - 1
     if not re.fullmatch(r"\d{1,4}", layers) or not 1 <= int(layers) <= most:
         raise UserError(
             f"drafter is 'early-exit:{layers}', expected early-exit:1 to "
-            f"early-exit:{most} ({target.reference} has {most + 1} layers)"
+            f"early-exit:{most} ({target.reference} has {most + 1} layers), or the "
+            "folder of an adapter"
         )
-    return EarlyExit(int(layers), shape or _default_chain())
+    return int(layers)
 
 
 def _medusa(target: LanguageModel, path: str, shape: Topology | None) -> Medusa:
@@ -152,7 +163,7 @@ def _eagle(target: LanguageModel, path: str, shape: Shape | None) -> Eagle:
 
 NAMED = {
     "prompt-lookup": Kind(_prompt_lookup, (CHAIN,)),
-    "early-exit": Kind(_early_exit, (CHAIN, TREE), "N"),
+    "early-exit": Kind(_early_exit, (CHAIN, TREE), "N or early-exit:PATH"),
     "medusa": Kind(_medusa, (CHAIN, TREE), "PATH"),
     "eagle": Kind(_eagle, (CHAIN, TREE, DYNAMIC), "PATH"),
 }

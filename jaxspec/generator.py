@@ -66,7 +66,8 @@ class Generator:
         Args:
             target: whose distribution the output has.
             drafter: a model of the same tokenizer, `"prompt-lookup"`, `"early-exit:N"`
-                (the target's own first N layers), `"medusa:PATH"` (a file of Medusa
+                (the target's own first N layers), `"early-exit:PATH"` (the same with
+                an adapter from `jaxspec train`), `"medusa:PATH"` (a file of Medusa
                 heads), `"eagle:PATH"` (the folder of an EAGLE head), a drafter made by
                 hand, or None for plain decoding.
             draft_tokens: k, of each round; by default 4 (of Medusa all heads), in a

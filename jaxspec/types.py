@@ -130,8 +130,10 @@ class Model(Protocol):
         """The final norm."""
         ...
 
-    def unembed(self, normed: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
-        """Vocabulary head and soft cap: logits in float32."""
+    def unembed(
+        self, normed: Float[Array, "*B E"], ids: Int[Array, " v"] | None = None
+    ) -> Float[Array, "*B V"]:
+        """Vocabulary head and soft cap: logits in float32, of `ids` alone if given."""
         ...
 
     def init_cache(self, rows: int, capacity: int, width: int) -> Any:

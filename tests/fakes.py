@@ -180,7 +180,8 @@ class TableModel:
     def norm(self, hidden):
         return hidden
 
-    def unembed(self, normed):
+    def unembed(self, normed, ids=None):
+        assert ids is None
         index = normed.astype(int)
         third, before, own = index[..., 0], index[..., 1], index[..., 2] - 1
         logits = self.table.at[third, before, own].get(mode="clip")

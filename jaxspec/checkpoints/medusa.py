@@ -114,9 +114,7 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
     if not heads:
         return ["holds no Medusa head"]
     ids = found.get(_IDS)
-    faults = _id_faults(
-        found, any(k[0] == "vocabulary" for k in found), config.vocab_size
-    )
+    faults = _id_faults(found, config.vocab_size)
     if faults:
         return faults
     width, rows = config.hidden_size, config.vocab_size
@@ -149,12 +147,10 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
     return faults
 
 
-def _id_faults(found, has_own: bool, vocabulary: int) -> list[str]:
+def _id_faults(found, vocabulary: int) -> list[str]:
     stored = found.get(_IDS)
     if stored is None:
         return []
-    if not has_own:
-        return ["`token_map` has no use without `lm_heads`"]
     if len(stored.shape) != 1 or not 0 < stored.shape[0] <= vocabulary:
         return [
             f"`token_map` has shape {list(stored.shape)}, expected 1 to {vocabulary} "
@@ -193,8 +189,9 @@ def _read_heads(
     biases = stack("bias") if biased else jnp.zeros(weights.shape[:3], dtype)
     own = sorted(key for key in found if key[0] == "vocabulary")
     vocabulary = jnp.stack([whole(key) for key in own]) if own else None
-    ids = found.get(_IDS)
-    places = None
-    if ids is not None:
-        places = places_of(ids.rows(0, ids.shape[0]), vocabulary_size)
-    return Heads(weights, biases, vocabulary, places)
+    stored = found.get(_IDS)
+    if stored is None:
+        return Heads(weights, biases, vocabulary)
+    ids = stored.rows(0, stored.shape[0])
+    places = places_of(ids, vocabulary_size)
+    return Heads(weights, biases, vocabulary, jnp.asarray(ids), places)

@@ -43,7 +43,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="prompt-lookup",
         help="prompt-lookup copies from the text so far; early-exit:N drafts with the "
-        "model's own first N layers (a model not trained for it accepts little); "
+        "model's own first N layers (a model not trained for it accepts little), "
+        "early-exit:PATH with an adapter that was trained for it; "
         "medusa:PATH with heads that were trained for it, each for one of the next "
         "tokens; eagle:PATH with an EAGLE-1, 2 or 3 head, which reads the model's "
         "hidden states and accepts most; none is plain decoding (default: %(default)s)",

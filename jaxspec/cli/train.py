@@ -22,6 +22,8 @@ examples:
   jaxspec train data --out texts --tokens 300000
   jaxspec train eagle --data texts --out head --steps 2000
   jaxspec generate --drafter eagle:head --prompt "The capital of France is"
+  jaxspec train early-exit --data texts --out adapter --layers 15
+  jaxspec generate --drafter early-exit:adapter --prompt "1, 2, 3"
 """
 
 
@@ -36,7 +38,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     _add_data(kinds)
-    _add_eagle(kinds)
+    for kind in _HEADS:
+        _add_head(kinds, kind)
     return parser
 
 
@@ -123,78 +126,93 @@ def _exhaust(title: str, made: Iterator[int], total: int) -> None:
             pass
 
 
-_EAGLE_NUMBERS = {
+_NUMBERS = {
     "steps": (1000, "batches to learn from"),
     "batch_size": (8, "texts of a batch"),
     "longest": (512, "what a text has past so many tokens is left out"),
-    "depth": (5, "guesses in a row"),
+    "depth": (4, "guesses in a row"),
     "draft_vocabulary": (4096, "how many of the commonest ids it drafts"),
-    "inner": (None, "width of its MLP (default: the model's)"),
     "check_every": (100, "steps between checkpoints, and measures held out"),
+}
+# What it trains, and its learning rate: a few numbers of each step for a larger head.
+_HEADS = {
+    "eagle": ("an EAGLE-3 head, in its authors' layout", 1e-3),
+    "medusa": ("Medusa heads that share the model's vocabulary head", 1e-3),
+    "early-exit": ("an adapter for an exit after some of the model's layers", 1e-3),
 }
 
 
-def _add_eagle(kinds: Any) -> None:
+def _add_head(kinds: Any, kind: str) -> None:
+    what, rate = _HEADS[kind]
+    layers = " --layers 15" if kind == "early-exit" else ""
     parser = add_verb(
         kinds,
-        run_eagle,
-        "eagle",
-        help="train an EAGLE-3 head",
-        description="Trains an EAGLE-3 head on texts of `jaxspec train data` and "
-        "writes it in its authors' layout.",
-        epilog="example:\n  jaxspec train eagle --data texts --out head --steps 2000\n",
+        run_head,
+        kind,
+        help=f"train {what.split(',')[0]}",
+        description=f"Trains {what}, on texts of `jaxspec train data`.",
+        epilog=f"example:\n  jaxspec train {kind} --data texts --out head{layers}\n",
     )
     add = parser.add_argument
     add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
     add("--data", metavar="DIR", required=True, help="of jaxspec train data")
     add("--out", metavar="DIR", required=True, help="where the head goes")
-    for name, (default, text) in _EAGLE_NUMBERS.items():
+    for name, (default, text) in _NUMBERS.items():
         add(
             "--" + name.replace("_", "-"),
             metavar="N",
             type=int,
             default=default,
-            help=text if default is None else f"{text} (default: %(default)s)",
+            help=f"{text} (default: %(default)s)",
         )
+    if kind == "eagle":
+        add("--inner", metavar="N", type=int, help="width of its MLP (the model's)")
+    if kind == "early-exit":
+        add("--layers", metavar="N", type=int, required=True, help="before the exit")
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
     add(
         "--learning-rate",
         metavar="R",
         type=float,
-        default=1e-3,
+        default=rate,
         help="at its height (default: %(default)s)",
     )
 
 
-def run_eagle(args: argparse.Namespace) -> int:
-    """Runs `jaxspec train eagle`; returns the exit code.
+def run_head(args: argparse.Namespace) -> int:
+    """Runs `jaxspec train eagle`, `medusa` or `early-exit`; returns the exit code.
 
     Raises:
         UserError: an option is wrong, or the folders are of another training.
     """
     from jaxspec.train.capture import read_states
     from jaxspec.train.corpus import Corpus
-    from jaxspec.train.heads import EagleRecipe, train_eagle
-    from jaxspec.train.new_heads import usual_taps
+    from jaxspec.train.heads import HeadRecipe, train_head
     from jaxspec.train.trainer import Settings
 
-    _refuse_below_one(args, tuple(_EAGLE_NUMBERS))
+    own = {name: getattr(args, name, None) for name in ("inner", "layers")}
+    _refuse_below_one(args, (*_NUMBERS, *(name for name in own if own[name])))
+    if not 0 < args.learning_rate < 1:
+        raise UserError(
+            f"--learning-rate is {args.learning_rate}, expected a number from 0 to 1"
+        )
     corpus = Corpus.open(args.data)
     target = load(args.model)
-    taps = usual_taps(target.decoder.config.num_layers)
-    _exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
-    recipe = EagleRecipe(
+    recipe = HeadRecipe(
+        args.kind,
         rows=args.batch_size,
         longest=args.longest,
         depth=args.depth,
         draft_vocabulary=args.draft_vocabulary,
-        inner=args.inner or target.decoder.config.intermediate_size,
         seed=args.seed,
+        **own,
     )
+    taps = recipe.taps(target.decoder)
+    _exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
     settings = Settings(
         args.steps, learning_rate=args.learning_rate, check_every=args.check_every
     )
-    show(train_eagle(target, corpus, recipe, settings, Path(args.out)), args.steps)
+    show(train_head(target, corpus, recipe, settings, Path(args.out)), args.steps)
     return 0
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxspec.cache import run_rows
+from jaxspec.core.distributions import widen
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.levels import Level, Schedule
 from jaxspec.drafters.shaped import Shaped
@@ -41,7 +42,7 @@ class ExitAdapter(nnx.Module):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["adapter"],
+    data_fields=["adapter", "known", "places"],
     meta_fields=["layers", "topology"],
 )
 @dataclass(frozen=True)
@@ -54,11 +55,15 @@ class EarlyExit(Shaped, Stateless):
 
     Attributes:
         adapter: applied to the hidden state before the norm; None: nothing is.
+        known: the ids that are drafted; None: all.
+        places: where each target id stands among them, their number if it does not.
     """
 
     layers: int
     topology: Topology
     adapter: Any = None
+    known: Int[Array, " v"] | None = None
+    places: Int[Array, " V"] | None = None
 
     @property
     def prefix_layers(self) -> int:
@@ -112,4 +117,5 @@ class EarlyExit(Shaped, Stateless):
 
     def _logits(self, model, hidden) -> Float[Array, "B W V"]:
         adapted = hidden if self.adapter is None else self.adapter(hidden)
-        return model.unembed(model.norm(adapted))
+        logits = model.unembed(model.norm(adapted), self.known)
+        return logits if self.places is None else widen(logits, self.places)

@@ -26,13 +26,14 @@ class Heads:
     Attributes:
         weights: of the blocks, y = x + silu(W x + b).
         vocabulary: a head's own last matrix; None: the target's head serves all.
-        places: the row of `vocabulary` of each target id, one past the last for ids
-            that have none; None: row i is id i.
+        known: the ids that are drafted; None: all.
+        places: where each target id stands among them, their number if it does not.
     """
 
     weights: Float[Array, "heads layers E E"]
     biases: Float[Array, "heads layers E"]
     vocabulary: Float[Array, "heads v E"] | None = None
+    known: Int[Array, " v"] | None = None
     places: Int[Array, " V"] | None = None
 
     def __call__(
@@ -40,19 +41,17 @@ class Heads:
     ) -> Float[Array, "B count V"]:
         """Logits of the first `count` heads; `hidden` is not normed yet."""
         normed = model.norm(hidden).astype(self.weights.dtype)
-        features = [self._features(normed, head) for head in range(count)]
+        features = [self.features(normed, head) for head in range(count)]
         if self.vocabulary is None:
-            return model.unembed(jnp.stack(features, axis=1).astype(hidden.dtype))
-        logits = jnp.stack(
-            [
-                project(own, self.vocabulary[head], jnp.float32)
-                for head, own in enumerate(features)
-            ],
-            axis=1,
-        )
+            stacked = jnp.stack(features, axis=1).astype(hidden.dtype)
+            logits = model.unembed(stacked, self.known)
+        else:
+            pairs = zip(features, self.vocabulary, strict=False)
+            logits = jnp.stack([project(*pair, jnp.float32) for pair in pairs], axis=1)
         return logits if self.places is None else widen(logits, self.places)
 
-    def _features(self, normed, head: int) -> Float[Array, "B E"]:
+    def features(self, normed: Float[Array, "*B E"], head: int) -> Float[Array, "*B E"]:
+        """What a head makes of the target's normed hidden state."""
         for layer in range(self.weights.shape[1]):
             mixed = project(normed, self.weights[head, layer])
             normed = normed + jax.nn.silu(mixed + self.biases[head, layer])

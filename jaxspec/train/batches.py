@@ -6,33 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import BFloat16, Bool, Float, Int
 
 from jaxspec.checkpoints.head_files import open_weights
+from jaxspec.errors import UserError
 from jaxspec.train.capture import pad_texts
-from jaxspec.train.corpus import Corpus, States
+from jaxspec.train.corpus import Corpus, States, Taps, states_of
+from jaxspec.train.objective import Batch
 
 # Every so many texts one is held out, to see what was learned.
 HELD_OUT = 32
 # Texts of like length are sought among so many batches.
 SORTED_TOGETHER = 16
-
-
-class Batch(NamedTuple):
-    """Texts of like length, padded at the end.
-
-    Attributes:
-        tokens: of each text.
-        written: which of them the target wrote: those that a drafter learns to guess.
-        hidden: and the next three, as in `States`.
-    """
-
-    tokens: Int[np.ndarray, "B T"]
-    written: Bool[np.ndarray, "B T"]
-    hidden: BFloat16[np.ndarray, "B T E"]
-    taps: BFloat16[np.ndarray, "B T taps E"]
-    log_total: Float[np.ndarray, "B T"]
-    likeliest: Int[np.ndarray, "B T"]
 
 
 class _Text(NamedTuple):
@@ -49,8 +33,9 @@ class Batches:
         steps: batches of one pass over the texts that are not held out.
     """
 
-    def __init__(self, corpus: Corpus, rows: int, longest: int, seed: int):
+    def __init__(self, corpus: Corpus, taps: Taps, rows: int, longest: int, seed: int):
         """`longest`: what a longer text has past so many tokens is left out."""
+        self._states = states_of(taps)
         self._corpus, self.rows, self._longest = corpus, rows, longest
         self._seed = seed
         self._texts = list(self._find())
@@ -58,6 +43,11 @@ class Batches:
         self._held_out = numbers[numbers % HELD_OUT == 0]
         self._seen = numbers[numbers % HELD_OUT != 0]
         self.steps = self._seen.size // rows
+        if not self.steps:
+            raise UserError(
+                f"{corpus.folder} holds {numbers.size} texts, too few for a batch of "
+                f"{rows} beside those held out; choose a smaller batch or make more"
+            )
 
     def at(self, step: int) -> Batch:
         """The batch of a step: the same whenever, and by whomever, it is asked for."""
@@ -108,13 +98,13 @@ class Batches:
             written[row] = (text.start <= lanes) & (lanes < text.size)
             for whole, each in zip(states, rows[row][1:], strict=True):
                 whole[row, : text.size] = each
-        return Batch(tokens, written, *states)
+        return Batch(tokens, written, *states)  # pyright: ignore
 
     def _rows_of(self, text: _Text) -> list[np.ndarray]:
         """Tokens and states of one text, read from where they lie in the files."""
         part, first, size, _ = text
         tokens = self._opened("texts", part)["tokens"]
-        states = self._opened("states", part)
+        states = self._opened(self._states, part)
         stored = [tokens, *(states[name] for name in States._fields)]
         return [each.rows(first, first + size) for each in stored]
 

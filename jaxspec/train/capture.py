@@ -12,7 +12,6 @@ from jaxspec.cache import causal, run_rows
 from jaxspec.core.distributions import arg_max
 from jaxspec.models.decoder import Decoder
 from jaxspec.train.corpus import Corpus, States
-from jaxspec.train.pins import pin
 
 ROWS = 8
 # Texts of like length are read together, padded to a multiple of this.
@@ -22,16 +21,12 @@ LENGTH_STEP = 128
 def read_states(
     decoder: Decoder, corpus: Corpus, taps: tuple[int, ...]
 ) -> Iterator[int]:
-    """Keeps the hidden states of all texts; yields how many parts are done.
-
-    Raises:
-        UserError: those that are there are of other blocks.
-    """
-    pin(corpus.folder / "states.json", {"taps": taps})
+    """Keeps the hidden states of all texts; yields how many parts are done."""
     for part in range(len(corpus)):
         yield part
-        if not corpus.has_states(part):
-            corpus.write_states(part, _read_part(decoder, corpus, part, taps))
+        if not corpus.has_states(part, taps):
+            states = _read_part(decoder, corpus, part, taps)
+            corpus.write_states(part, taps, states)
     yield len(corpus)
 
 
@@ -83,4 +78,4 @@ def _forward(decoder: Decoder, tokens: Int[Array, "B T"], taps: tuple[int, ...])
     # Row by row: the logits of all of them would fill the memory.
     log_total, likeliest = jax.lax.map(of_row, output.hidden)
     kept = output.hidden.astype(jnp.bfloat16), output.taps.astype(jnp.bfloat16)
-    return States(*kept, log_total, likeliest)
+    return States(*kept, log_total, likeliest)  # pyright: ignore

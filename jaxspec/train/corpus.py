@@ -25,6 +25,15 @@ _RECIPE = "recipe.json"
 _PART = re.compile(r"texts-(\d{5})\.safetensors")
 
 
+# Blocks of the target, counted from 0.
+Taps = tuple[int, ...]
+
+
+def states_of(taps: Taps) -> str:
+    """What files of states with these taps are called."""
+    return "-".join(map(str, ("states", *taps)))
+
+
 class Texts(NamedTuple):
     """Texts end to end.
 
@@ -115,20 +124,20 @@ class Corpus:
         """Reads the texts of a part."""
         return Texts(*self._read("texts", part, Texts._fields))
 
-    def write_states(self, part: int, states: States) -> None:
-        """Adds the hidden states of a part's texts."""
-        self._write("states", part, states)
+    def write_states(self, part: int, taps: Taps, states: States) -> None:
+        """Adds what the target knew of a part's texts, `taps` being those of it."""
+        self._write(states_of(taps), part, states)
 
-    def has_states(self, part: int) -> bool:
-        """Whether the part's texts were read."""
-        return self.path("states", part).is_file()
+    def has_states(self, part: int, taps: Taps) -> bool:
+        """Whether the part's texts were read, with these taps."""
+        return self.path(states_of(taps), part).is_file()
 
-    def states(self, part: int) -> States:
-        """Reads the hidden states of a part's texts."""
-        return States(*self._read("states", part, States._fields))
+    def states(self, part: int, taps: Taps) -> States:
+        """Reads what the target knew of a part's texts."""
+        return States(*self._read(states_of(taps), part, States._fields))
 
     def path(self, kind: str, part: int) -> Path:
-        """Where the `texts` or `states` of a part lie."""
+        """Where the `texts`, or what `states_of` names, of a part lie."""
         return self.folder / f"{kind}-{part:05}.safetensors"
 
     def _write(self, kind: str, part: int, tensors: Any) -> None:

@@ -1,7 +1,7 @@
 """Training of EAGLE heads: unrolled on their own guesses, as they draft.
 
-Li et al. 2025 (EAGLE-3), section 3.2: the training-time test. It is the head's forward
-pass of drafting with another mask, so that training and drafting cannot part.
+The training-time test of Li et al. 2025 (EAGLE-3). It is the head's forward pass of
+drafting with another mask, so that training and drafting cannot part.
 """
 
 import dataclasses
@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.core.distributions import log_softmax
 from jaxspec.drafters.eagle_head import Eagle3Head, EagleHead
 from jaxspec.models.decoder import Decoder
-from jaxspec.train.batches import Batch
-from jaxspec.train.losses import cross_entropy, mean_over, shift, smooth_l1
-from jaxspec.train.measures import Guesses, Measures, measure
+from jaxspec.train.losses import mean_over, shift, smooth_l1
+from jaxspec.train.measures import Measures, measure
+from jaxspec.train.objective import Batch, Lesson, float_states, weighted
 from jaxspec.types import Output
 
 Head = EagleHead | Eagle3Head
+# Of the cross-entropy beside a distance of features: Li et al. 2024 (EAGLE).
+CLASS_WEIGHT = 0.1
 
 
 @functools.partial(
@@ -47,28 +48,24 @@ class EagleObjective:
     def __call__(
         self, head: Head, model: Decoder, batch: Batch
     ) -> tuple[Float[Array, ""], Measures]:
-        """The loss of a batch, and how good the guesses are."""
-        hidden, taps = (x.astype(model.dtype) for x in (batch.hidden, batch.taps))
-        features = head.features(model, Output(hidden, taps))
-        logits = model.unembed(model.norm(hidden), self.known)
-        target = shift(logits - batch.log_total[..., None], 1)
-        supervised = shift(batch.written, 2)
+        """The loss of a batch, and what the guesses are worth."""
+        batch = float_states(model, batch)
+        features = head.features(model, Output(batch.hidden, batch.taps))
+        # A pair has the next token already: its guess is about the one after.
+        lesson = Lesson.of(model, batch, self.known).after(1)
         lanes = jnp.arange(batch.tokens.shape[1])
-        guesses = unroll(head, model, features, batch.tokens, self.depth)
-        loss, made = jnp.zeros(()), []
-        for step, guess in enumerate(guesses):
-            draft = log_softmax(head.logits(model, guess))
-            error = cross_entropy(target, draft)
+        losses, made = [], []
+        for step, guess in enumerate(
+            unroll(head, model, features, batch.tokens, self.depth)
+        ):
+            error, guesses = lesson.grade(head.logits(model, guess))
             if self.feature_weight:
-                error = 0.1 * error + self.feature_weight * smooth_l1(
-                    shift(features, 1), guess
-                )
+                distance = smooth_l1(shift(features, 1), guess)
+                error = CLASS_WEIGHT * error + self.feature_weight * distance
             # A guess is fed on from `step` places before: the first ones are not.
-            there = supervised & (lanes >= step)
-            loss += self.decay**step * mean_over(error, there)
-            made.append(Guesses.of(target, draft, self.known))
-        likeliest = shift(batch.likeliest[..., None], 1)[..., 0]
-        return loss, measure(made, likeliest, supervised)
+            losses.append(mean_over(error, lesson.supervised & (lanes >= step)))
+            made.append(guesses.begun(step))
+        return weighted(losses, self.decay), measure(made, lesson.supervised)
 
 
 def unroll(

@@ -1,77 +1,148 @@
-"""From texts to a trained head: reading them, training, and writing the result."""
+"""From texts to a trained head: what each kind learns by, and where it is written."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
 
+from jaxspec.checkpoints.exit_adapter import write_adapter
 from jaxspec.checkpoints.write_eagle import write_eagle3
+from jaxspec.checkpoints.write_medusa import write_medusa
+from jaxspec.errors import UserError
 from jaxspec.loading import LanguageModel
+from jaxspec.models.decoder import Decoder
 from jaxspec.train.batches import Batches
-from jaxspec.train.corpus import Corpus
+from jaxspec.train.corpus import Corpus, Taps
 from jaxspec.train.eagle import EagleObjective
-from jaxspec.train.new_heads import commonest_ids, new_eagle3, usual_taps
+from jaxspec.train.early_exit import ExitObjective
+from jaxspec.train.medusa import MedusaObjective
+from jaxspec.train.new_heads import (
+    commonest_ids,
+    new_adapter,
+    new_eagle3,
+    new_medusa,
+    usual_taps,
+)
 from jaxspec.train.pins import pin
 from jaxspec.train.trainer import Progress, Settings, Trainer, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleRecipe:
-    """What an EAGLE-3 head is made by, its texts and its target apart.
+class HeadRecipe:
+    """What a head is made by, its texts, its target and the length of training apart.
 
     Attributes:
+        kind: one of `KINDS`.
         rows: texts of a batch.
         longest: what a text has past so many tokens is left out.
-        depth: guesses in a row.
+        depth: guesses in a row: heads of Medusa, unrolled passes of EAGLE.
         draft_vocabulary: how many of the commonest ids it drafts.
-        inner: width of its MLP.
+        inner: width of EAGLE's MLP; None: the target's.
+        layers: of the target before an early exit.
         seed: of its first weights, and of the order of the texts.
     """
 
+    kind: str
     rows: int = 8
     longest: int = 512
-    depth: int = 5
+    depth: int = 4
     draft_vocabulary: int = 4096
-    inner: int = 1536
+    inner: int | None = None
+    layers: int | None = None
     seed: int = 0
 
+    def taps(self, target: Decoder) -> Taps:
+        """The blocks whose outputs it needs.
 
-def train_eagle(
+        Those of EAGLE where they will do, so that one reading of the texts serves all.
+        """
+        usual = usual_taps(target.config.num_layers)
+        if self.layers is None or self.layers - 1 in usual:
+            return usual
+        return (self.layers - 1,)
+
+
+class Pupil(NamedTuple):
+    """A head that learns: its parameters, by what, and how it is written."""
+
+    parameters: Any
+    objective: Any
+    write: Callable[[Path, Any], None]
+
+
+Known = Int[np.ndarray, " v"]
+
+
+def _eagle(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
+    inner = recipe.inner or target.config.intermediate_size
+    head = new_eagle3(target, recipe.taps(target), known, inner, recipe.seed)
+    objective = EagleObjective(jnp.asarray(known), recipe.depth)
+    return Pupil(
+        head, objective, lambda folder, head: write_eagle3(folder, head, known)
+    )
+
+
+def _medusa(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
+    heads = new_medusa(target, recipe.depth)
+    objective = MedusaObjective(jnp.asarray(known))
+    return Pupil(heads, objective, lambda folder, h: write_medusa(folder, h, known))
+
+
+def _early_exit(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
+    layers, count = recipe.layers, target.config.num_layers
+    if layers is None or not 0 < layers < count:
+        raise UserError(
+            f"the exit is after {layers} layers, expected 1 to {count - 1} (the target "
+            f"has {count})"
+        )
+    tap = recipe.taps(target).index(layers - 1)
+    objective = ExitObjective(jnp.asarray(known), tap, recipe.depth)
+
+    def write(folder: Path, adapter: Any) -> None:
+        write_adapter(folder, adapter, layers, known)
+
+    return Pupil(new_adapter(target), objective, write)
+
+
+KINDS = {"eagle": _eagle, "medusa": _medusa, "early-exit": _early_exit}
+
+
+def train_head(
     target: LanguageModel,
     corpus: Corpus,
-    recipe: EagleRecipe,
+    recipe: HeadRecipe,
     settings: Settings,
     folder: Path,
 ) -> Iterator[Progress]:
-    """Trains a head on a corpus whose states were read, and writes it to `folder`.
+    """Trains a head on texts that were read, and writes it to `folder` at the end.
 
     Yields:
-        the progress of each step.
+        The progress of each step.
+
+    Raises:
+        UserError: the folder is of another training, or the recipe does not fit.
     """
     decoder = target.decoder
-    taps = usual_taps(decoder.config.num_layers)
-    pin(
-        folder / "training.json",
-        {
-            "target": target.reference,
-            "texts": corpus.recipe,
-            "parts": len(corpus),
-            **dataclasses.asdict(recipe),
-            **dataclasses.asdict(settings),
-        },
-    )
     count = min(recipe.draft_vocabulary, decoder.vocab_size)
     known, _ = commonest_ids(corpus, decoder.vocab_size, count)
-    head = new_eagle3(decoder, taps, known, recipe.inner, recipe.seed)
-    batches = Batches(corpus, recipe.rows, recipe.longest, recipe.seed)
-    objective = EagleObjective(jnp.asarray(known), recipe.depth)
-    trainer = Trainer(objective, decoder, batches, settings, folder)
-    state: Any = None
-    for made in trainer.run(head):
-        if isinstance(made, TrainState):
-            state = made
+    pupil = KINDS[recipe.kind](decoder, recipe, known)
+    made_by = {
+        "target": target.reference,
+        "texts": corpus.recipe,
+        "parts": len(corpus),
+        **dataclasses.asdict(recipe),
+        **dataclasses.asdict(settings),
+    }
+    pin(folder / "training.json", made_by)
+    taps = recipe.taps(decoder)
+    batches = Batches(corpus, taps, recipe.rows, recipe.longest, recipe.seed)
+    trainer = Trainer(pupil.objective, decoder, batches, settings, folder)
+    for done in trainer.run(pupil.parameters):
+        if isinstance(done, TrainState):
+            pupil.write(folder, done.parameters)
         else:
-            yield made
-    write_eagle3(folder, state.parameters, known)
+            yield done

@@ -55,7 +55,7 @@ def overlap(
 def smooth_l1(
     wanted: Float[Array, "*B E"], guessed: Float[Array, "*B E"]
 ) -> Float[Array, "*B"]:
-    """Between features: Li et al. 2024 (EAGLE), section 4.2."""
+    """Between features, as EAGLE-1 has it: Li et al. 2024 (EAGLE)."""
     distance = jnp.abs(wanted - guessed)
     near = 0.5 * distance * distance
     return jnp.where(distance < 1, near, distance - 0.5).mean(axis=-1)

@@ -16,8 +16,8 @@ class Measures(NamedTuple):
     Attributes:
         accuracy: how often the likeliest guess is the target's likeliest token.
         acceptance: how often a token drawn from the guess is accepted, temperature 1.
-        greedy_tokens_per_round: expected, with the likeliest guesses.
-        sampled_tokens_per_round: expected, at temperature 1.
+        greedy_tokens_per_round: expected of a chain, with the likeliest guesses.
+        sampled_tokens_per_round: expected of a chain, at temperature 1.
     """
 
     accuracy: Float[Array, " depth"]
@@ -27,49 +27,54 @@ class Measures(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """Of one depth, at the position after which they were made."""
+    """Of one depth, by where their rounds begin.
 
+    Attributes:
+        right: the likeliest guess is the target's likeliest token.
+        overlap: the chance that a token drawn from the guess is accepted.
+    """
+
+    right: Bool[Array, "B T"]
     overlap: Float[Array, "B T"]
-    likeliest: Int[Array, "B T"]
 
     @classmethod
     def of(
         cls,
         target_log_probs: Float[Array, "B T v"],
         draft_log_probs: Float[Array, "B T v"],
+        likeliest: Int[Array, "B T"],
         known: Int[Array, " v"] | None,
     ) -> "Guesses":
-        """From distributions over a vocabulary of `known` ids."""
+        """From distributions over a vocabulary of `known` ids; None: all."""
         best = arg_max(draft_log_probs)
         best = best if known is None else known[best]
-        return cls(overlap(target_log_probs, draft_log_probs), best)
+        return cls(best == likeliest, overlap(target_log_probs, draft_log_probs))
+
+    def begun(self, before: int) -> "Guesses":
+        """The same, of rounds that began so many positions before."""
+        return Guesses(*(shift(each, before) for each in self))
 
 
-def measure(
-    guesses: Sequence[Guesses],
-    likeliest: Int[Array, "B T"],
-    supervised: Bool[Array, "B T"],
-) -> Measures:
-    """Guesses against the target's choices; those of depth d + 1 stand d further on.
+def measure(guesses: Sequence[Guesses], supervised: Bool[Array, "B T"]) -> Measures:
+    """What guesses are worth.
 
     Args:
         guesses: by depth.
-        likeliest: the target's, where a first guess about it stands.
-        supervised: where a first guess is about a token that the target wrote.
+        supervised: where rounds begin whose first guess is about a token that the
+            target wrote; each further one is about the token after.
     """
-    equal = jnp.stack([guess.likeliest == likeliest for guess in guesses])
-    accepted = jnp.stack([guess.overlap for guess in guesses])
-    depths = range(len(guesses))
+    right, accepted = (jnp.stack(each) for each in zip(*guesses, strict=True))
+    depth = len(guesses)
     # A round whose last guesses are about nothing would count as a bad one.
-    whole = supervised & shift(supervised, len(guesses) - 1)
-
-    def by_round(values):
-        moved = jnp.stack([shift(values[depth], depth) for depth in depths])
-        return tokens_per_round(moved.astype(jnp.float32), whole)
+    whole = supervised & shift(supervised, depth - 1)
 
     def by_depth(values):
-        return jnp.stack([mean_over(each, supervised) for each in values])
+        each = [mean_over(values[d], shift(supervised, d)) for d in range(depth)]
+        return jnp.stack(each)
+
+    def by_round(values):
+        return tokens_per_round(values.astype(jnp.float32), whole)
 
     return Measures(
-        by_depth(equal), by_depth(accepted), by_round(equal), by_round(accepted)
+        by_depth(right), by_depth(accepted), by_round(right), by_round(accepted)
     )

@@ -6,13 +6,27 @@ from flax import nnx
 from jaxtyping import Int
 
 from jaxspec.drafters.eagle_head import Eagle3Config, Eagle3Head
+from jaxspec.drafters.early_exit import ExitAdapter
+from jaxspec.drafters.medusa import Heads
+from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig, Rope
 from jaxspec.models.decoder import Decoder
 from jaxspec.train.corpus import Corpus
 
+FEWEST_LAYERS = 5
+
 
 def usual_taps(layers: int) -> tuple[int, int, int]:
-    """The blocks that EAGLE-3 heads tap, in the authors' code."""
+    """The blocks that EAGLE-3 heads tap, in the authors' code.
+
+    Raises:
+        UserError: there are too few.
+    """
+    if layers < FEWEST_LAYERS:
+        raise UserError(
+            f"heads read the outputs of blocks of a target of {FEWEST_LAYERS} layers "
+            f"or more, this one has {layers}"
+        )
     return 1, layers // 2 - 1, layers - 4
 
 
@@ -56,6 +70,7 @@ def new_eagle3(
     )
     head = Eagle3Head(config, rngs=nnx.Rngs(seed))
     rows = target.embed_tokens if target.lm_head is None else target.lm_head
+    assert head.lm_head is not None
     head.lm_head.weight[...] = rows.weight[...][known].astype(jnp.float32)
     head.norm.weight[...] = target.final_norm.weight[...]
     return head
@@ -78,3 +93,19 @@ def one_layer(target: ModelConfig, inner: int) -> ModelConfig:
         windows=(None,),
         ropes=(Rope(target.ropes[-1].theta),),
     )
+
+
+def new_medusa(target: Decoder, count: int) -> Heads:
+    """Medusa heads that change nothing yet: their blocks are zero, as in the paper."""
+    width = target.config.hidden_size
+    return Heads(
+        jnp.zeros((count, 1, width, width), jnp.float32),
+        jnp.zeros((count, 1, width), jnp.float32),
+    )
+
+
+def new_adapter(target: Decoder) -> ExitAdapter:
+    """An exit adapter that changes nothing yet."""
+    config = target.config
+    rngs = nnx.Rngs(0)
+    return ExitAdapter(config.hidden_size, config.norm_eps, jnp.float32, rngs)

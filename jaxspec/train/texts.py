@@ -2,7 +2,7 @@
 
 A drafter guesses what its target says, so that the target's own samples are the data
 to learn from, and no data set is needed: even the questions can be its own, drawn from
-the bare beginning of a chat (Xu et al. 2024, Magpie, section 2).
+the bare beginning of a chat (Xu et al. 2024, Magpie).
 """
 
 import dataclasses
@@ -63,6 +63,12 @@ def write_texts(
     while written < tokens:
         part = len(corpus)
         questions = ask(generator, recipe, part)
+        if not questions:
+            raise UserError(
+                f"{generator.target.reference} asked itself nothing: no question of "
+                f"{recipe.rows} ended within {recipe.question_tokens} tokens; give it "
+                "prompts to answer"
+            )
         texts = answer(generator, recipe, part, questions)
         corpus.write_texts(part, texts)
         written += texts.written

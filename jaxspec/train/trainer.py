@@ -16,9 +16,10 @@ from jaxtyping import Array, Int
 
 from jaxspec.checkpoints.atomic import replace
 from jaxspec.errors import UserError
-from jaxspec.train.batches import Batch, Batches
+from jaxspec.train.batches import Batches
 from jaxspec.train.checkpoints import Checkpoints
 from jaxspec.train.measures import Measures
+from jaxspec.train.objective import Batch
 
 # (parameters, target, batch) -> loss, measures; a pytree.
 Objective = Callable[[Any, Any, Batch], tuple[Array, Measures]]
@@ -30,7 +31,8 @@ class Settings:
 
     Attributes:
         steps: batches.
-        learning_rate: at its height, after `warm_up` steps; it ends at 0.
+        learning_rate: at its height, after `warm_up` steps or a tenth of all; it ends
+            at 0.
         clip: gradients are shortened to this norm.
         check_every: steps between checkpoints, each with measures on held-out texts.
         keep: newest checkpoints.
@@ -47,7 +49,7 @@ class Settings:
     def optimizer(self) -> optax.GradientTransformation:
         """AdamW with a cosine schedule."""
         schedule = optax.warmup_cosine_decay_schedule(
-            0.0, self.learning_rate, min(self.warm_up, self.steps), self.steps
+            0.0, self.learning_rate, min(self.warm_up, self.steps // 10), self.steps
         )
         return optax.chain(
             optax.clip_by_global_norm(self.clip),

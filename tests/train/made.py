@@ -10,7 +10,7 @@ from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.train.capture import read_states
 from jaxspec.train.corpus import Corpus
-from jaxspec.train.heads import EagleRecipe, train_eagle
+from jaxspec.train.heads import HeadRecipe, train_head
 from jaxspec.train.texts import Recipe, answer_prompts
 from jaxspec.train.trainer import Settings
 from tests import fakes
@@ -18,7 +18,7 @@ from tests import fakes
 # Block 2 of 5 is the last that `usual_taps` names.
 LAYERS, TAPS = 6, (1, 2, 2)
 RECIPE = Recipe("tiny", rows=16, answer_tokens=24, seed=3, prompts="made")
-TRAINING = EagleRecipe(rows=4, longest=64, depth=2, draft_vocabulary=16, inner=16)
+TRAINING = {"rows": 4, "longest": 64, "depth": 2, "draft_vocabulary": 16}
 SETTINGS = Settings(steps=10, warm_up=2, check_every=3, learning_rate=3e-3)
 
 
@@ -40,9 +40,10 @@ def corpus(model: LanguageModel, folder: pathlib.Path) -> Corpus:
     return made
 
 
-def training(model, texts, folder, **changes):
+def training(model, texts, folder, kind="eagle", layers=None, **changes):
     settings = dataclasses.replace(SETTINGS, **changes)
-    return train_eagle(model, texts, TRAINING, settings, folder)
+    recipe = HeadRecipe(kind, **TRAINING, layers=layers)
+    return train_head(model, texts, recipe, settings, folder)
 
 
 if __name__ == "__main__":

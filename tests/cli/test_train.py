@@ -1,0 +1,99 @@
+"""`jaxspec train`: the real command, from prompts to a head that drafts."""
+
+import json
+
+import pytest
+
+from tests.checkpoints.writers import random_tensors, tiny_config, write_hf_folder
+from tests.cli.test_generate import assert_refused, jaxspec_command
+from tests.tokenizers_made import CHATML, write_folder
+
+TEXT = "the cat sat on a mat and then it ran off to see if more was left"
+FEW = ("--steps", "4", "--check-every", "2", "--batch-size", "4", "--depth", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random llama deep enough for EAGLE's taps."""
+    folder = tmp_path_factory.mktemp("models") / "target"
+    values = tiny_config("llama", vocab_size=512, num_hidden_layers=6)
+    write_hf_folder(folder, values, tensors=random_tensors(values, 0))
+    return str(write_folder(folder, jinja=CHATML))
+
+
+@pytest.fixture(scope="module")
+def texts(model, tmp_path_factory):
+    """What it answered to twelve prompts."""
+    folder = tmp_path_factory.mktemp("texts")
+    prompts = folder / "prompts.jsonl"
+    lines = [{"prompt": TEXT[at : at + 9]} for at in range(12)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("--prompts", str(prompts), "--rows", "6", "--answer-tokens", "16")
+    out = folder / "out"
+    done = jaxspec_command("train", "data", "--model", model, *command, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return str(out)
+
+
+def train(kind, model, texts, out, *options):
+    given = ("--model", model, "--data", texts, "--out", str(out))
+    return jaxspec_command("train", kind, *given, *FEW, *options)
+
+
+def test_a_head_is_trained_and_drafts(model, texts, tmp_path):
+    done = train("eagle", model, texts, tmp_path / "head", "--draft-vocabulary", "64")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    checks = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+    assert len(checks) == 2
+    assert "tokens per round" in checks[-1]
+    assert (tmp_path / "head" / "metrics.jsonl").read_text().count("\n") == 4
+    ask = (
+        "generate",
+        "--model",
+        model,
+        "--prompt",
+        "the cat",
+        "--max-new-tokens",
+        "16",
+    )
+    drafted, plain = (
+        jaxspec_command(*ask, "--drafter", drafter)
+        for drafter in (f"eagle:{tmp_path / 'head'}", "none")
+    )
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout == plain.stdout != ""
+    # Again: it is done, and nothing is trained a second time.
+    again = train("eagle", model, texts, tmp_path / "head", "--draft-vocabulary", "64")
+    assert again.returncode == 0
+    assert "step " not in again.stderr
+    other = train("eagle", model, texts, tmp_path / "head", "--seed", "1")
+    assert_refused(other, "training.json", "`seed` is 0, but 1 is asked for")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["data", "--out", "x"], ["give one of --tokens and --prompts"]),
+        (["data", "--out", "x", "--tokens", "0"], ["--tokens is 0, expected 1 or"]),
+        (["eagle", "--data", "nowhere", "--out", "x"], ["nowhere: holds no training"]),
+        (
+            ["medusa", "--data", "x", "--out", "x", "--learning-rate", "2"],
+            ["--learning-rate is 2.0, expected a number from 0 to 1"],
+        ),
+        (
+            ["medusa", "--data", "x", "--out", "x", "--steps", "0"],
+            ["--steps is 0, expected 1 or more"],
+        ),
+        (["early-exit", "--data", "x", "--out", "x"], ["required: --layers"]),
+        (["heads"], ["invalid choice: 'heads'"]),
+    ],
+    ids=lambda value: value[0] if value[0].isalpha() else "",
+)
+def test_a_mistake_is_named_before_anything_is_loaded(options, parts):
+    assert_refused(jaxspec_command("train", *options), *parts)
+
+
+def test_an_exit_past_the_last_layer_is_refused(model, texts, tmp_path):
+    done = train("early-exit", model, texts, tmp_path / "head", "--layers", "6")
+    assert_refused(done, "the exit is after 6 layers, expected 1 to 5")
