@@ -69,7 +69,7 @@ def read(cache):
                 return cache.positions(layer, index), entries, visible.T
 
             # Not unrolled: there may be a block a slot.
-            blocks = jnp.arange(cache._slots(layer) // cache_module.BLOCK)
+            blocks = jnp.arange(cache.slots(layer) // cache_module.BLOCK)
             return jax.tree.map(jnp.concatenate, jax.vmap(block)(blocks))
 
         return [layer(index) for index in range(len(cache.windows))]
@@ -126,7 +126,7 @@ def test_random_commits_show_what_a_full_cache_shows(
     capacity = prompt + 6 * (window + width)
     sizes = windows, rows, capacity, width, stacked
     rings, full = make(KVCache.init, *sizes), make(full_layout, *sizes)
-    assert rings._slots(0) == window + width < full._slots(0) == capacity + width
+    assert rings.slots(0) == window + width < full.slots(0) == capacity + width
     fed, offsets = np.zeros(rows, int), set()
     texts = np.maximum(prompt - 3 * np.arange(rows), 1)
     while (fed < capacity - width).all():

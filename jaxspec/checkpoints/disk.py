@@ -34,3 +34,15 @@ def need_space(folder: pathlib.Path, needed: int) -> None:
             f"too little disk: {needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free "
             f"in {str(folder)!r}; make room or set JAXSPEC_CACHE"
         )
+
+
+def content_sha256(path: pathlib.Path) -> str:
+    """Returns the SHA-256 of a model file, or of all that a model's folder holds."""
+    if path.is_file():
+        return sha256(path)
+    whole = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            name = file.relative_to(path).as_posix()
+            whole.update(f"{name}\0{sha256(file)}\n".encode())
+    return whole.hexdigest()

@@ -70,8 +70,8 @@ def _add_data(kinds: Any) -> None:
         "--rows",
         metavar="N",
         type=int,
-        default=64,
-        help="texts at a time (default: %(default)s)",
+        default=16,
+        help="texts at a time (default: %(default)s; a CPU gains nothing by more)",
     )
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
 
@@ -82,15 +82,20 @@ def run_data(args: argparse.Namespace) -> int:
     Raises:
         UserError: an option is wrong, or the folder holds other texts.
     """
+    from jaxspec.checkpoints.disk import content_sha256
+    from jaxspec.checkpoints.hub import fetch
     from jaxspec.train.corpus import Corpus
     from jaxspec.train.texts import Recipe, answer_prompts, write_texts
 
     if (args.tokens is None) == (args.prompts is None):
         raise UserError("give one of --tokens and --prompts")
+    if args.chat and args.prompts is None:
+        raise UserError("--chat has no effect without --prompts; leave it out")
     _refuse_below_one(args, ("tokens", "answer_tokens", "rows"))
     prompts = None if args.prompts is None else read_prompts(args.prompts, args.chat)
     recipe = Recipe(
         args.model,
+        content_sha256(Path(fetch(args.model))),
         rows=args.rows,
         answer_tokens=args.answer_tokens,
         seed=args.seed,
@@ -171,6 +176,12 @@ def _add_head(kinds: Any, kind: str) -> None:
         add("--layers", metavar="N", type=int, required=True, help="before the exit")
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
     add(
+        "--loss",
+        choices=("forward-kl", "reverse-kl", "total-variation"),
+        default="forward-kl",
+        help="between the model's distribution and its own (default: %(default)s)",
+    )
+    add(
         "--learning-rate",
         metavar="R",
         type=float,
@@ -185,6 +196,8 @@ def run_head(args: argparse.Namespace) -> int:
     Raises:
         UserError: an option is wrong, or the folders are of another training.
     """
+    from jaxspec.checkpoints.disk import content_sha256
+    from jaxspec.checkpoints.hub import fetch
     from jaxspec.train.capture import read_states
     from jaxspec.train.corpus import Corpus
     from jaxspec.train.heads import HeadRecipe, train_head
@@ -197,6 +210,8 @@ def run_head(args: argparse.Namespace) -> int:
             f"--learning-rate is {args.learning_rate}, expected a number from 0 to 1"
         )
     corpus = Corpus.open(args.data)
+    path = Path(fetch(args.model))
+    corpus.refuse_other(args.model, content_sha256(path))
     target = load(args.model)
     recipe = HeadRecipe(
         args.kind,
@@ -204,6 +219,7 @@ def run_head(args: argparse.Namespace) -> int:
         longest=args.longest,
         depth=args.depth,
         draft_vocabulary=args.draft_vocabulary,
+        loss=args.loss,
         seed=args.seed,
         **own,
     )

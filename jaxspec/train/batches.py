@@ -1,14 +1,14 @@
 """Batches of training texts, in an order that a seed fixes."""
 
 import functools
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxspec.checkpoints.head_files import open_weights
-from jaxspec.errors import UserError
+from jaxspec.checkpoints.tensors import StoredTensor
+from jaxspec.errors import UserError, refuse
 from jaxspec.train.capture import pad_texts
 from jaxspec.train.corpus import Corpus, States, Taps, states_of
 from jaxspec.train.objective import Batch
@@ -36,6 +36,7 @@ class Batches:
     def __init__(self, corpus: Corpus, taps: Taps, rows: int, longest: int, seed: int):
         """`longest`: what a longer text has past so many tokens is left out."""
         self._states = states_of(taps)
+        self._files: dict[tuple[str, int], Mapping[str, StoredTensor]] = {}
         self._corpus, self.rows, self._longest = corpus, rows, longest
         self._seed = seed
         self._texts = list(self._find())
@@ -100,6 +101,24 @@ class Batches:
                 whole[row, : text.size] = each
         return Batch(tokens, written, *states)  # pyright: ignore
 
+    def _opened(self, kind: str, part: int) -> Mapping[str, StoredTensor]:
+        """A part's file; the states must be as many as the tokens."""
+        if (kind, part) not in self._files:
+            path = self._corpus.path(kind, part)
+            tensors = open_weights(path)
+            size = int(self._corpus.texts(part).lengths.sum())
+            wanted = ("tokens",) if kind == "texts" else States._fields
+            refuse(
+                [
+                    f"{path}: `{name}` is not there for each of {size} tokens; remove "
+                    "the file to have it made again"
+                    for name in wanted
+                    if name not in tensors or tensors[name].shape[:1] != (size,)
+                ]
+            )
+            self._files[kind, part] = tensors
+        return self._files[kind, part]
+
     def _rows_of(self, text: _Text) -> list[np.ndarray]:
         """Tokens and states of one text, read from where they lie in the files."""
         part, first, size, _ = text
@@ -107,7 +126,3 @@ class Batches:
         states = self._opened(self._states, part)
         stored = [tokens, *(states[name] for name in States._fields)]
         return [each.rows(first, first + size) for each in stored]
-
-    @functools.cache  # noqa: B019
-    def _opened(self, kind: str, part: int):
-        return open_weights(Path(self._corpus.path(kind, part)))

@@ -53,6 +53,17 @@ class Texts(NamedTuple):
         """Tokens that the target wrote."""
         return int((self.lengths - self.starts).sum())
 
+    @property
+    def fit(self) -> bool:
+        """Whether lengths and starts are those of texts that make up the tokens."""
+        shapes = self.lengths.shape == self.starts.shape == (self.lengths.size,)
+        return (
+            shapes
+            and bool((self.starts >= 0).all() and (self.starts <= self.lengths).all())
+            and self.tokens.shape == (int(self.lengths.sum()),)
+            and bool((self.tokens >= 0).all())
+        )
+
     def each(self) -> Iterator[Int[np.ndarray, " T"]]:
         """The tokens of one text after the other."""
         return iter(np.split(self.tokens, np.cumsum(self.lengths)[:-1]))
@@ -110,6 +121,19 @@ class Corpus:
         """What the texts were made by."""
         return read_json(self.folder / _RECIPE)
 
+    def refuse_other(self, model: str, sha256: str) -> None:
+        """Refuses to teach a drafter of one model what another has written.
+
+        Raises:
+            UserError: the texts are of other weights than those with this hash.
+        """
+        recipe = self.recipe
+        if recipe.get("sha256") != sha256:
+            raise UserError(
+                f"{self.folder}: these texts are of {recipe.get('model')}, not of "
+                f"{model} (the files differ); let it write its own"
+            )
+
     def __len__(self) -> int:
         """Parts that follow one another from 0."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
@@ -121,8 +145,18 @@ class Corpus:
         self._write("texts", part, texts)
 
     def texts(self, part: int) -> Texts:
-        """Reads the texts of a part."""
-        return Texts(*self._read("texts", part, Texts._fields))
+        """Reads the texts of a part.
+
+        Raises:
+            UserError: the file is broken.
+        """
+        texts = Texts(*self._read("texts", part, Texts._fields))
+        if not texts.fit:
+            raise UserError(
+                f"{self.path('texts', part)}: its lengths and starts do not fit its "
+                "tokens; make the texts again"
+            )
+        return texts
 
     def write_states(self, part: int, taps: Taps, states: States) -> None:
         """Adds what the target knew of a part's texts, `taps` being those of it."""

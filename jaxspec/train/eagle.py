@@ -26,7 +26,7 @@ CLASS_WEIGHT = 0.1
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["known"],
-    meta_fields=["depth", "decay", "feature_weight"],
+    meta_fields=["depth", "decay", "feature_weight", "loss"],
 )
 @dataclasses.dataclass(frozen=True)
 class EagleObjective:
@@ -38,12 +38,14 @@ class EagleObjective:
         decay: what a guess counts against the one before it.
         feature_weight: of the distance between guessed and true features, which makes
             sense for EAGLE-1 only: those of EAGLE-3 are free.
+        loss: one of `LOSSES`.
     """
 
     known: Int[Array, " v"] | None
     depth: int = 5
     decay: float = 0.8
     feature_weight: float = 0.0
+    loss: str = "forward-kl"
 
     def __call__(
         self, head: Head, model: Decoder, batch: Batch
@@ -52,7 +54,7 @@ class EagleObjective:
         batch = float_states(model, batch)
         features = head.features(model, Output(batch.hidden, batch.taps))
         # A pair has the next token already: its guess is about the one after.
-        lesson = Lesson.of(model, batch, self.known).after(1)
+        lesson = Lesson.of(model, batch, self.known, self.loss).after(1)
         lanes = jnp.arange(batch.tokens.shape[1])
         losses, made = [], []
         for step, guess in enumerate(

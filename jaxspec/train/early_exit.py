@@ -20,7 +20,7 @@ from jaxspec.train.objective import Batch, Lesson, float_states
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["known"],
-    meta_fields=["tap", "depth"],
+    meta_fields=["tap", "depth", "loss"],
 )
 @dataclasses.dataclass(frozen=True)
 class ExitObjective:
@@ -31,11 +31,13 @@ class ExitObjective:
         tap: the place of the exit's block among the taps.
         depth: of the rounds that are measured; the loss does not depend on it: drafts
             that were accepted are the text itself.
+        loss: one of `LOSSES`.
     """
 
     known: Int[Array, " v"] | None
     tap: int
     depth: int = 4
+    loss: str = "forward-kl"
 
     def __call__(
         self, adapter: ExitAdapter, model: Decoder, batch: Batch
@@ -43,7 +45,7 @@ class ExitObjective:
         """The loss of a batch, and what the guesses are worth."""
         batch = float_states(model, batch)
         adapted = adapter(batch.taps[:, :, self.tap])
-        lesson = Lesson.of(model, batch, self.known)
+        lesson = Lesson.of(model, batch, self.known, self.loss)
         logits = model.unembed(model.norm(adapted), self.known)
         error, guesses = lesson.grade(logits)
         made = [guesses.begun(depth) for depth in range(self.depth)]

@@ -1,7 +1,9 @@
 """From texts to a trained head: what each kind learns by, and where it is written."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from jaxspec.checkpoints.atomic import replace
 from jaxspec.checkpoints.exit_adapter import write_adapter
+from jaxspec.checkpoints.known import KNOWN
 from jaxspec.checkpoints.write_eagle import write_eagle3
 from jaxspec.checkpoints.write_medusa import write_medusa
 from jaxspec.errors import UserError
@@ -28,7 +32,7 @@ from jaxspec.train.new_heads import (
     usual_taps,
 )
 from jaxspec.train.pins import pin
-from jaxspec.train.trainer import Progress, Settings, Trainer, TrainState
+from jaxspec.train.trainer import Progress, Settings, Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,7 @@ class HeadRecipe:
         draft_vocabulary: how many of the commonest ids it drafts.
         inner: width of EAGLE's MLP; None: the target's.
         layers: of the target before an early exit.
+        loss: one of `LOSSES`.
         seed: of its first weights, and of the order of the texts.
     """
 
@@ -53,6 +58,7 @@ class HeadRecipe:
     draft_vocabulary: int = 4096
     inner: int | None = None
     layers: int | None = None
+    loss: str = "forward-kl"
     seed: int = 0
 
     def taps(self, target: Decoder) -> Taps:
@@ -80,7 +86,7 @@ Known = Int[np.ndarray, " v"]
 def _eagle(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
     inner = recipe.inner or target.config.intermediate_size
     head = new_eagle3(target, recipe.taps(target), known, inner, recipe.seed)
-    objective = EagleObjective(jnp.asarray(known), recipe.depth)
+    objective = EagleObjective(jnp.asarray(known), recipe.depth, loss=recipe.loss)
     return Pupil(
         head, objective, lambda folder, head: write_eagle3(folder, head, known)
     )
@@ -88,7 +94,7 @@ def _eagle(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
 
 def _medusa(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
     heads = new_medusa(target, recipe.depth)
-    objective = MedusaObjective(jnp.asarray(known))
+    objective = MedusaObjective(jnp.asarray(known), loss=recipe.loss)
     return Pupil(heads, objective, lambda folder, h: write_medusa(folder, h, known))
 
 
@@ -100,7 +106,7 @@ def _early_exit(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
             f"has {count})"
         )
     tap = recipe.taps(target).index(layers - 1)
-    objective = ExitObjective(jnp.asarray(known), tap, recipe.depth)
+    objective = ExitObjective(jnp.asarray(known), tap, recipe.depth, recipe.loss)
 
     def write(folder: Path, adapter: Any) -> None:
         write_adapter(folder, adapter, layers, known)
@@ -130,7 +136,7 @@ def train_head(
     count = min(recipe.draft_vocabulary, decoder.vocab_size)
     known, _ = commonest_ids(corpus, decoder.vocab_size, count)
     pupil = KINDS[recipe.kind](decoder, recipe, known)
-    made_by = {
+    made_by: dict[str, Any] = {
         "target": target.reference,
         "texts": corpus.recipe,
         "parts": len(corpus),
@@ -141,8 +147,23 @@ def train_head(
     taps = recipe.taps(decoder)
     batches = Batches(corpus, taps, recipe.rows, recipe.longest, recipe.seed)
     trainer = Trainer(pupil.objective, decoder, batches, settings, folder)
-    for done in trainer.run(pupil.parameters):
-        if isinstance(done, TrainState):
-            pupil.write(folder, done.parameters)
-        else:
-            yield done
+    state = yield from trainer.run(pupil.parameters)
+    pupil.write(folder, state.parameters)
+    held_out = trainer.judge(state.parameters).to_json()
+    write_card(folder, made_by, target.reference, held_out)
+
+
+def write_card(folder: Path, made_by: dict, target: str, held_out: dict) -> None:
+    """Says in `drafter.json` what a drafter is, how it was made and how good it is."""
+    known = KNOWN.get(target)
+    card = {
+        "kind": made_by["kind"],
+        "target": target,
+        "target_sha256": made_by["texts"].get("sha256"),
+        # The texts are the target's own, and so are the first weights.
+        "licence": None if known is None else known.licence,
+        "held_out": held_out,
+        "made_by": made_by,
+        "versions": {name: version(name) for name in ("jax", "flax", "optax")},
+    }
+    replace(folder / "drafter.json", (json.dumps(card, indent=2) + "\n").encode())

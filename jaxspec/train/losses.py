@@ -52,6 +52,21 @@ def overlap(
     return jnp.exp(jnp.minimum(target_log_probs, draft_log_probs)).sum(axis=-1)
 
 
+def total_variation(
+    target_log_probs: Float[Array, "*B V"], draft_log_probs: Float[Array, "*B V"]
+) -> Float[Array, "*B"]:
+    """The chance that a drafted token is refused."""
+    return 1 - overlap(target_log_probs, draft_log_probs)
+
+
+# What a drafter may be trained to make small, by name.
+LOSSES = {
+    "forward-kl": cross_entropy,
+    "reverse-kl": reverse_kl,
+    "total-variation": total_variation,
+}
+
+
 def smooth_l1(
     wanted: Float[Array, "*B E"], guessed: Float[Array, "*B E"]
 ) -> Float[Array, "*B"]:

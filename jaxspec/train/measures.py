@@ -1,9 +1,10 @@
 """How good a drafter's guesses are."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core.distributions import arg_max
@@ -24,6 +25,12 @@ class Measures(NamedTuple):
     acceptance: Float[Array, " depth"]
     greedy_tokens_per_round: Float[Array, ""]
     sampled_tokens_per_round: Float[Array, ""]
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers and lists of them, by name."""
+        return {
+            name: np.asarray(each).tolist() for name, each in self._asdict().items()
+        }
 
 
 class Guesses(NamedTuple):

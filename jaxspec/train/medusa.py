@@ -17,7 +17,9 @@ from jaxspec.train.objective import Batch, Lesson, float_states, weighted
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["known"], meta_fields=["decay"]
+    jax.tree_util.register_dataclass,
+    data_fields=["known"],
+    meta_fields=["decay", "loss"],
 )
 @dataclasses.dataclass(frozen=True)
 class MedusaObjective:
@@ -26,10 +28,12 @@ class MedusaObjective:
     Attributes:
         known: the ids that they draft; None: all.
         decay: what a head counts against the one before it.
+        loss: one of `LOSSES`.
     """
 
     known: Int[Array, " v"] | None
     decay: float = 0.8
+    loss: str = "forward-kl"
 
     def __call__(
         self, heads: Heads, model: Decoder, batch: Batch
@@ -38,7 +42,7 @@ class MedusaObjective:
         batch = float_states(model, batch)
         normed = model.norm(batch.hidden)
         # The target's own head says the next token: the first guess is about another.
-        first = Lesson.of(model, batch, self.known).after(1)
+        first = Lesson.of(model, batch, self.known, self.loss).after(1)
         losses, made = [], []
         for head in range(heads.weights.shape[0]):
             lesson = first.after(head)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.core.distributions import log_softmax
 from jaxspec.models.decoder import Decoder
-from jaxspec.train.losses import cross_entropy, shift
+from jaxspec.train.losses import LOSSES, shift
 from jaxspec.train.measures import Guesses
 
 
@@ -39,20 +39,22 @@ class Lesson(NamedTuple):
         likeliest: the target's.
         supervised: whether the target wrote the token that follows.
         known: ids; None: all.
+        loss: one of `LOSSES`.
     """
 
     log_probs: Float[Array, "B T v"]
     likeliest: Int[Array, "B T"]
     supervised: Bool[Array, "B T"]
     known: Int[Array, " v"] | None
+    loss: str
 
     @classmethod
-    def of(cls, model: Decoder, batch: Batch, known: Any) -> "Lesson":
+    def of(cls, model: Decoder, batch: Batch, known: Any, loss: str) -> "Lesson":
         """What the target knew after each position, about the next."""
         normed = model.norm(batch.hidden.astype(model.dtype))
         logits = model.unembed(normed, known)
         log_probs = logits - batch.log_total[..., None]
-        return cls(log_probs, batch.likeliest, shift(batch.written, 1), known)
+        return cls(log_probs, batch.likeliest, shift(batch.written, 1), known, loss)
 
     def after(self, further: int) -> "Lesson":
         """About what comes `further` positions later: all of it is shifted alike."""
@@ -61,13 +63,14 @@ class Lesson(NamedTuple):
             shift(self.likeliest, further),
             shift(self.supervised, further),
             self.known,
+            self.loss,
         )
 
     def grade(self, logits: Float[Array, "B T v"]) -> tuple[Array, Guesses]:
-        """The cross-entropy of guesses at each position, and what they are worth."""
+        """The loss of guesses at each position, and what they are worth."""
         draft = log_softmax(logits)
         guesses = Guesses.of(self.log_probs, draft, self.likeliest, self.known)
-        return cross_entropy(self.log_probs, draft), guesses
+        return LOSSES[self.loss](self.log_probs, draft), guesses
 
 
 def float_states(model: Decoder, batch: Batch) -> Batch:

@@ -28,6 +28,7 @@ class Recipe:
 
     Attributes:
         model: the reference of the target.
+        sha256: of its files.
         rows: texts of a part; they are one batch.
         question_tokens: at most, of a question that the target asks itself.
         answer_tokens: at most.
@@ -37,7 +38,8 @@ class Recipe:
     """
 
     model: str
-    rows: int = 64
+    sha256: str
+    rows: int = 16
     question_tokens: int = 96
     answer_tokens: int = 256
     temperatures: tuple[float, ...] = (0.0, 1.0)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,18 +76,15 @@ class Progress(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """One line of `metrics.jsonl`."""
-        held_out = {} if self.held_out is None else _listed(self.held_out)
-        return {
+        line = {
             "step": self.step,
             "loss": self.loss,
-            **_listed(self.measures),
+            **self.measures.to_json(),
             "tokens_per_second": self.tokens_per_second,
-            **({"held_out": held_out} if held_out else {}),
         }
-
-
-def _listed(measures: Measures) -> dict[str, Any]:
-    return {name: np.asarray(v).tolist() for name, v in measures._asdict().items()}
+        if self.held_out is not None:
+            line["held_out"] = self.held_out.to_json()
+        return line
 
 
 class Trainer:
@@ -118,11 +115,14 @@ class Trainer:
         self._update = jax.jit(self._make_update(), donate_argnums=0)
         self._judge = jax.jit(_measured)
 
-    def run(self, parameters: Any) -> Iterator[Progress | TrainState]:
+    def run(self, parameters: Any) -> Generator[Progress, None, TrainState]:
         """Trains on from the newest checkpoint, or from `parameters`.
 
         Yields:
-            The progress of each step, and at the end the state.
+            The progress of each step.
+
+        Returns:
+            The state at the end.
         """
         state = TrainState(jnp.int32(0), parameters, self._optimizer.init(parameters))
         # Copied: a step writes where the state lies, and zeros may share a place.
@@ -141,7 +141,7 @@ class Trainer:
                 yield progress
         finally:
             checkpoints.close()
-        yield state
+        return state
 
     def _step(self, state: TrainState, step: int) -> tuple[TrainState, Progress]:
         begin = time.perf_counter()

@@ -63,6 +63,10 @@ def test_a_head_is_trained_and_drafts(model, texts, tmp_path):
     )
     assert drafted.returncode == 0, drafted.stderr
     assert drafted.stdout == plain.stdout != ""
+    card = json.loads((tmp_path / "head" / "drafter.json").read_text())
+    assert card["kind"] == "eagle" and card["target"] == model
+    assert card["held_out"]["sampled_tokens_per_round"] >= 1
+    assert len(card["target_sha256"]) == 64
     # Again: it is done, and nothing is trained a second time.
     again = train("eagle", model, texts, tmp_path / "head", "--draft-vocabulary", "64")
     assert again.returncode == 0
@@ -92,6 +96,14 @@ def test_a_head_is_trained_and_drafts(model, texts, tmp_path):
 )
 def test_a_mistake_is_named_before_anything_is_loaded(options, parts):
     assert_refused(jaxspec_command("train", *options), *parts)
+
+
+def test_texts_of_another_model_teach_nothing(texts, tmp_path):
+    values = tiny_config("llama", vocab_size=512, num_hidden_layers=6)
+    write_hf_folder(tmp_path, values, tensors=random_tensors(values, 1))
+    other = str(write_folder(tmp_path, jinja=CHATML))
+    done = train("medusa", other, texts, tmp_path / "head")
+    assert_refused(done, "these texts are of", "let it write its own")
 
 
 def test_an_exit_past_the_last_layer_is_refused(model, texts, tmp_path):

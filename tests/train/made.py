@@ -17,7 +17,7 @@ from tests import fakes
 
 # Block 2 of 5 is the last that `usual_taps` names.
 LAYERS, TAPS = 6, (1, 2, 2)
-RECIPE = Recipe("tiny", rows=16, answer_tokens=24, seed=3, prompts="made")
+RECIPE = Recipe("tiny", "0" * 64, rows=16, answer_tokens=24, seed=3, prompts="made")
 TRAINING = {"rows": 4, "longest": 64, "depth": 2, "draft_vocabulary": 16}
 SETTINGS = Settings(steps=10, warm_up=2, check_every=3, learning_rate=3e-3)
 

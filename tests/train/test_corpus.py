@@ -122,6 +122,31 @@ def test_other_texts_do_not_get_into_a_folder(model, corpus):
         Corpus.create(corpus.folder, other.to_json())
 
 
+def test_texts_of_another_model_are_refused(corpus):
+    corpus.refuse_other("tiny", "0" * 64)
+    with pytest.raises(UserError, match="these texts are of tiny, not of tall"):
+        corpus.refuse_other("tall", "1" * 64)
+
+
+@pytest.mark.parametrize("name", ["tokens", "lengths", "starts"])
+def test_a_broken_file_of_texts_is_refused(corpus, tmp_path, name):
+    texts = corpus.texts(0)
+    broken = texts._replace(**{name: getattr(texts, name)[:-1]})
+    other = Corpus(tmp_path)
+    other.write_texts(0, broken)
+    with pytest.raises(UserError, match="do not fit its tokens"):
+        other.texts(0)
+
+
+def test_states_that_are_not_of_the_texts_are_refused(corpus, tmp_path):
+    other = Corpus(tmp_path)
+    other.write_texts(0, corpus.texts(0))
+    other.write_states(0, made.TAPS, corpus.states(1, made.TAPS))
+    batches = Batches(other, made.TAPS, rows=4, longest=64, seed=0)
+    with pytest.raises(UserError, match="`hidden` is not there for each of"):
+        batches.at(0)
+
+
 def test_a_folder_without_texts_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no training texts; make them with"):
         Corpus.open(tmp_path / "nowhere")

@@ -25,6 +25,7 @@ def test_losses_are_what_their_definitions_say(pair):
     np.testing.assert_allclose(losses.cross_entropy(*pair), forward + entropy, 1e-5)
     np.testing.assert_allclose(losses.reverse_kl(*pair), backward, 1e-5)
     np.testing.assert_allclose(losses.overlap(*pair), 1 - distance, 1e-5)
+    np.testing.assert_allclose(losses.total_variation(*pair), distance, 1e-5)
 
 
 def test_losses_are_least_where_the_draft_is_the_target(pair):
@@ -36,6 +37,8 @@ def test_losses_are_least_where_the_draft_is_the_target(pair):
 
     for loss in (losses.cross_entropy, losses.reverse_kl):
         np.testing.assert_allclose(slope(loss), 0, atol=1e-6)
+    # This one has an edge there.
+    np.testing.assert_allclose(losses.total_variation(target, target), 0, atol=1e-6)
 
 
 def test_ids_that_the_target_rules_out_cost_the_cross_entropy_nothing():

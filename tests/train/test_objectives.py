@@ -10,6 +10,7 @@ import jaxspec
 from jaxspec.core.distributions import log_softmax
 from jaxspec.drafters.early_exit import ExitAdapter
 from jaxspec.train.early_exit import ExitObjective
+from jaxspec.train.losses import LOSSES
 from jaxspec.train.medusa import MedusaObjective
 from tests import fakes
 from tests.train import made
@@ -78,6 +79,20 @@ def test_an_exit_learns_the_next_token(text):
     np.testing.assert_allclose(
         measures.greedy_tokens_per_round, np.mean(rounds), rtol=1e-6
     )
+
+
+def test_each_loss_is_the_one_that_is_asked_for(text):
+    target, batch = text
+    adapter = ExitAdapter(32, 1e-5, jnp.float32, nnx.Rngs(0))
+    normed = target.norm(batch.hidden)
+    log_probs = target.unembed(normed, KNOWN) - batch.log_total[..., None]
+    adapted = target.norm(adapter(batch.taps[:, :, 0]))
+    draft = log_softmax(target.unembed(adapted, KNOWN))
+    for name, loss in LOSSES.items():
+        errors = np.asarray(loss(log_probs, draft))[0, :-1]
+        expected = errors[np.asarray(batch.written)[0, 1:]].mean()
+        found = ExitObjective(KNOWN, tap=0, loss=name)(adapter, target, batch)[0]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
 
 
 def test_what_is_not_supervised_teaches_nothing(text):
