@@ -98,12 +98,13 @@ def test_devices_share_the_batches_and_a_job_moves_between_them(
         [*command, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=four
     ) as child:
         for line in child.stdout:
-            if int(line) == 5:
+            # The checkpoint of step 6 was not begun before that of 3 was whole.
+            if int(line) == 8:
                 os.kill(child.pid, signal.SIGKILL)
     again = subprocess.run(
         [*command, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert 1 < int(again.stdout.split()[0]) <= 6, "it did not go on from a checkpoint"
+    assert int(again.stdout.split()[0]) in (4, 7, 10), "it began anew"
     one, other = final_leaves(unbroken[0]), final_leaves(tmp_path)
     for name, leaf in one.items():
         if "parameters" in name:
