@@ -13,10 +13,9 @@ from jaxtyping import Int
 
 from jaxspec.checkpoints.atomic import replace
 from jaxspec.checkpoints.fields import Fields, read_json, refuse_all, shown
-from jaxspec.checkpoints.head_files import is_whole, open_weights, places_of
-from jaxspec.checkpoints.load import fill, read_tensor
+from jaxspec.checkpoints.head_files import id_faults, open_weights, places_of
+from jaxspec.checkpoints.load import fill, named_parameters, read_tensor
 from jaxspec.checkpoints.tensors import is_norm, tensor_faults
-from jaxspec.checkpoints.write_eagle import named_parameters
 from jaxspec.drafters.early_exit import ExitAdapter
 from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
@@ -87,7 +86,8 @@ def load_adapter(
     adapter = fill(make, parameters)
     if stored is None:
         return adapter, layers, None, None
-    ids = _ids(stored, target.vocab_size, str(file))
+    refuse_all(id_faults(stored, target.vocab_size), str(file))
+    ids = stored.rows(0, stored.shape[0])
     return adapter, layers, jnp.asarray(ids), places_of(ids, target.vocab_size)
 
 
@@ -106,19 +106,3 @@ def _layers(folder: Path, target: ModelConfig) -> int:
             f"{target.num_layers}; the exit lies before the last"
         )
     return layers
-
-
-def _ids(stored, vocabulary: int, origin: str) -> Int[np.ndarray, " v"]:
-    ids = stored.rows(0, stored.shape[0]) if len(stored.shape) == 1 else None
-    if (
-        ids is None
-        or not is_whole(stored)
-        or not 0 < ids.size <= vocabulary
-        or ids.min() < 0
-        or ids.max() >= vocabulary
-        or np.unique(ids).size != ids.size
-    ):
-        raise UserError(
-            f"{origin}: `{_IDS}` is no list of different ids from 0 to {vocabulary - 1}"
-        )
-    return ids

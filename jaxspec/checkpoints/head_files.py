@@ -58,6 +58,24 @@ def is_whole(stored: StoredTensor) -> bool:
     return stored.rows(0, 1).dtype.kind in "iub"
 
 
+def id_faults(stored: StoredTensor, vocabulary: int) -> list[str]:
+    """What keeps a tensor from being a list of ids of a vocabulary, each once."""
+    name = f"`{stored.source}`"
+    if len(stored.shape) != 1 or not 0 < stored.shape[0] <= vocabulary:
+        return [
+            f"{name} has shape {list(stored.shape)}, expected 1 to {vocabulary} ids"
+        ]
+    if not is_whole(stored):
+        return [f"{name} is no list of ids"]
+    ids = stored.rows(0, stored.shape[0])
+    if ids.min() < 0 or ids.max() >= vocabulary or np.unique(ids).size != ids.size:
+        return [
+            f"{name} has ids from {ids.min()} to {ids.max()}, expected different ones "
+            f"from 0 to {vocabulary - 1}"
+        ]
+    return []
+
+
 def places_of(ids: np.ndarray, vocabulary: int) -> jax.Array:
     """Where each id of a whole vocabulary stands in `ids`; their number if nowhere."""
     places = np.full(vocabulary, len(ids), np.int32)

@@ -84,6 +84,12 @@ def fill(make: Callable[..., T], parameters: Mapping[str, jax.Array]) -> T:
     return nnx.merge(graph, state)
 
 
+def named_parameters(module: nnx.Module) -> Mapping[str, Any]:
+    """The arrays of a module by canonical name: what `fill` takes."""
+    flat = nnx.to_flat_state(nnx.state(module))
+    return {".".join(map(str, path)): value[...] for path, value in flat}
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The parameters of a decoder: canonical name to shape."""
     width = config.hidden_size

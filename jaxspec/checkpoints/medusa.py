@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.checkpoints.fields import refuse_all, shown
 from jaxspec.checkpoints.head_files import (
     find_weights,
+    id_faults,
     is_whole,
     open_weights,
     places_of,
@@ -114,9 +114,9 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
     if not heads:
         return ["holds no Medusa head"]
     ids = found.get(_IDS)
-    faults = _id_faults(found, config.vocab_size)
-    if faults:
+    if ids is not None and (faults := id_faults(ids, config.vocab_size)):
         return faults
+    faults = []
     width, rows = config.hidden_size, config.vocab_size
     if ids is not None:
         rows = ids.shape[0]
@@ -145,26 +145,6 @@ def _faults(found: Mapping[Key, StoredTensor], config: ModelConfig) -> list[str]
     for key in set(found) - set(wanted) - {_IDS}:
         faults.append(f"tensor `{found[key].source}` belongs to no head")
     return faults
-
-
-def _id_faults(found, vocabulary: int) -> list[str]:
-    stored = found.get(_IDS)
-    if stored is None:
-        return []
-    if len(stored.shape) != 1 or not 0 < stored.shape[0] <= vocabulary:
-        return [
-            f"`token_map` has shape {list(stored.shape)}, expected 1 to {vocabulary} "
-            "ids"
-        ]
-    if not is_whole(stored):
-        return ["`token_map` is no list of ids"]
-    ids = stored.rows(0, stored.shape[0])
-    if ids.min() < 0 or ids.max() >= vocabulary or np.unique(ids).size != ids.size:
-        return [
-            f"`token_map` has ids from {ids.min()} to {ids.max()}, expected different "
-            f"ones from 0 to {vocabulary - 1}"
-        ]
-    return []
 
 
 def _read_heads(

@@ -1,17 +1,16 @@
 """Writes EAGLE-3 heads in their authors' layout, for any program that loads those."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Int
 
 from jaxspec.checkpoints.atomic import replace
 from jaxspec.checkpoints.eagle import head_shapes
+from jaxspec.checkpoints.load import named_parameters
 from jaxspec.drafters.eagle_head import Eagle3Head
 from jaxspec.models.config import ModelConfig
 
@@ -53,7 +52,7 @@ def _config(config, known) -> dict[str, Any]:
     decoder = config.decoder
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
-        **layer_config(decoder),
+        **_layer_config(decoder),
         "draft_vocab_size": decoder.vocab_size if known is None else int(known.size),
         "target_hidden_size": config.target_size,
         "norm_before_residual": config.norm_before_residual,
@@ -68,7 +67,7 @@ def _config(config, known) -> dict[str, Any]:
     }
 
 
-def layer_config(decoder: ModelConfig) -> dict[str, Any]:
+def _layer_config(decoder: ModelConfig) -> dict[str, Any]:
     """The fields of a llama config that say what one of its layers is."""
     rope = decoder.ropes[0]
     return {
@@ -84,9 +83,3 @@ def layer_config(decoder: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": decoder.max_positions,
         "vocab_size": decoder.vocab_size,
     }
-
-
-def named_parameters(module: nnx.Module) -> Mapping[str, Any]:
-    """The arrays of a module by canonical name."""
-    flat = nnx.to_flat_state(nnx.state(module))
-    return {".".join(map(str, path)): value[...] for path, value in flat}

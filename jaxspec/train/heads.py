@@ -134,7 +134,7 @@ def train_head(
     """
     decoder = target.decoder
     count = min(recipe.draft_vocabulary, decoder.vocab_size)
-    known, _ = commonest_ids(corpus, decoder.vocab_size, count)
+    known = commonest_ids(corpus, decoder.vocab_size, count)
     pupil = KINDS[recipe.kind](decoder, recipe, known)
     made_by: dict[str, Any] = {
         "target": target.reference,

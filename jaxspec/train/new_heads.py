@@ -30,10 +30,8 @@ def usual_taps(layers: int) -> tuple[int, int, int]:
     return 1, layers // 2 - 1, layers - 4
 
 
-def commonest_ids(
-    corpus: Corpus, vocabulary: int, count: int
-) -> tuple[Int[np.ndarray, " v"], float]:
-    """The ids that the target writes most, in order, and their share of all it wrote.
+def commonest_ids(corpus: Corpus, vocabulary: int, count: int) -> Int[np.ndarray, " v"]:
+    """The ids that the target writes most, in order.
 
     Ids that it wrote equally often come in their own order.
     """
@@ -42,8 +40,7 @@ def commonest_ids(
         texts = corpus.texts(part)
         for tokens, start in zip(texts.each(), texts.starts, strict=True):
             seen += np.bincount(tokens[start:], minlength=vocabulary)
-    known = np.sort(np.argsort(-seen, kind="stable")[:count])
-    return known, float(seen[known].sum() / max(seen.sum(), 1))
+    return np.sort(np.argsort(-seen, kind="stable")[:count])
 
 
 def new_eagle3(
