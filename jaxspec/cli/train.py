@@ -204,7 +204,9 @@ def run_head(args: argparse.Namespace) -> int:
     from jaxspec.train.trainer import Settings
 
     own = {name: getattr(args, name, None) for name in ("inner", "layers")}
-    _refuse_below_one(args, (*_NUMBERS, *(name for name in own if own[name])))
+    _refuse_below_one(
+        args, (*_NUMBERS, *(name for name in own if own[name] is not None))
+    )
     if not 0 < args.learning_rate < 1:
         raise UserError(
             f"--learning-rate is {args.learning_rate}, expected a number from 0 to 1"

@@ -65,8 +65,17 @@ class HeadRecipe:
         """The blocks whose outputs it needs.
 
         Those of EAGLE where they will do, so that one reading of the texts serves all.
+
+        Raises:
+            UserError: the target has too few for it.
         """
-        usual = usual_taps(target.config.num_layers)
+        count = target.config.num_layers
+        usual = usual_taps(count)
+        if self.layers is not None and not 0 < self.layers < count:
+            raise UserError(
+                f"the exit is after {self.layers} layers, expected 1 to {count - 1} "
+                f"(the target has {count})"
+            )
         if self.layers is None or self.layers - 1 in usual:
             return usual
         return (self.layers - 1,)
@@ -99,12 +108,9 @@ def _medusa(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
 
 
 def _early_exit(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
-    layers, count = recipe.layers, target.config.num_layers
-    if layers is None or not 0 < layers < count:
-        raise UserError(
-            f"the exit is after {layers} layers, expected 1 to {count - 1} (the target "
-            f"has {count})"
-        )
+    layers = recipe.layers
+    if layers is None:
+        raise UserError("an early exit needs its `layers`, those before it")
     tap = recipe.taps(target).index(layers - 1)
     objective = ExitObjective(jnp.asarray(known), tap, recipe.depth, recipe.loss)
 

@@ -106,6 +106,16 @@ def test_texts_of_another_model_teach_nothing(texts, tmp_path):
     assert_refused(done, "these texts are of", "let it write its own")
 
 
-def test_an_exit_past_the_last_layer_is_refused(model, texts, tmp_path):
-    done = train("early-exit", model, texts, tmp_path / "head", "--layers", "6")
-    assert_refused(done, "the exit is after 6 layers, expected 1 to 5")
+@pytest.mark.parametrize(
+    ("layers", "part"),
+    [
+        ("6", "the exit is after 6 layers, expected 1 to 5"),
+        ("99", "the exit is after 99 layers, expected 1 to 5"),
+        ("0", "--layers is 0, expected 1 or more"),
+    ],
+)
+def test_an_exit_that_cannot_be_is_refused_before_texts_are_read(
+    model, texts, tmp_path, layers, part
+):
+    done = train("early-exit", model, texts, tmp_path / "head", "--layers", layers)
+    assert_refused(done, part)

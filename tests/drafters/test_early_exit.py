@@ -1,12 +1,14 @@
 """Early exit: nothing is computed twice, and what it drafts is told as it was drawn."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 
 import jaxspec
 from jaxspec.core.topology import Topology
@@ -141,3 +143,53 @@ def test_a_generator_drafts_by_early_exit(target):
     found = generator.generate([[5, 6, 7], [1]], max_new_tokens=24)
     assert [r.token_ids for r in found] == [r.token_ids for r in plain]
     assert all(result.stats.drafted > 0 for result in found)
+
+
+def adapter_files(folder, layers=2, **tensors):
+    """An adapter for a target of width 32 and 64 ids; None leaves a tensor out."""
+    stored = {
+        "norm.weight": np.ones(32, "f4"),
+        "linear.weight": np.zeros((32, 32), "f4"),
+        **tensors,
+    }
+    stored = {name: value for name, value in stored.items() if value is not None}
+    save_file(stored, folder / "model.safetensors")
+    config = {"drafter": "early-exit", "layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+BAD = {
+    "an exit at the end": (
+        {"layers": 3},
+        "an exit after 3 layers, but the target has 3",
+    ),
+    "an exit at 0": ({"layers": 0}, "`layers` is 0, expected an integer from 1"),
+    "another width": (
+        {"norm.weight": np.ones(16, "f4")},
+        "`norm.weight` has shape [16], expected [32]",
+    ),
+    "no map": ({"linear.weight": None}, "`linear.weight` is missing"),
+    "something else": ({"fc.weight": np.ones(3, "f4")}, "is none of an exit adapter"),
+    "ids out of range": ({"token_map": np.array([1, 64])}, "has ids from 1 to 64"),
+    "an id twice": ({"token_map": np.array([1, 1])}, "expected different ones"),
+    "ids that are none": ({"token_map": np.ones(2, "f4")}, "is no list of ids"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_adapter_that_does_not_fit_is_refused(target, tmp_path, name):
+    files, part = BAD[name]
+    path = adapter_files(tmp_path, **files)
+    with pytest.raises(jaxspec.UserError) as error:
+        jaxspec.Generator(jaxspec.LanguageModel("tiny", target), f"early-exit:{path}")
+    assert part in str(error.value)
+
+
+def test_an_adapter_is_read_with_its_exit_and_ids(target, tmp_path):
+    path = adapter_files(tmp_path, token_map=np.array([9, 3]))
+    model = jaxspec.LanguageModel("tiny", target)
+    drafter = jaxspec.Generator(model, f"early-exit:{path}").drafter
+    assert drafter.layers == drafter.prefix_layers == 2
+    np.testing.assert_array_equal(drafter.known, [9, 3])
+    assert [int(drafter.places[i]) for i in (9, 3, 4)] == [0, 1, 2]
