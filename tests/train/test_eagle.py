@@ -164,3 +164,22 @@ class Fixed:
 
     def __getattr__(self, name):
         return getattr(self.head, name)
+
+
+def test_eagle_1_learns_the_features_too(text):
+    """A tenth of the cross-entropy, and the distance to the next true feature."""
+    target, tokens = text
+    head, batch = fakes.eagle(target), batch_of(target, tokens, 3, 30)
+    objective = EagleObjective(None, 1, feature_weight=2.0)
+    loss, _ = objective(head, target, batch)
+    features = target.norm(batch.hidden)
+    (guess,) = unroll(head, target, features, jnp.asarray(tokens), 1)
+    wanted = jax.nn.log_softmax(target.unembed(features))[0]
+    drafted = jax.nn.log_softmax(target.unembed(guess))[0]
+    errors = []
+    for at in range(1, 28):
+        apart = np.abs(features[0, at + 1] - guess[0, at])
+        distance = np.where(apart < 1, apart**2 / 2, apart - 0.5).mean()
+        crossed = -(np.exp(wanted[at + 1]) * drafted[at]).sum()
+        errors.append(0.1 * crossed + 2 * distance)
+    np.testing.assert_allclose(loss, np.mean(errors), rtol=1e-5)
