@@ -1,16 +1,13 @@
 """Compiles the warp for a vocabulary that is split over 8 devices, and runs it.
 
-Run as `python -m tests.core.sharded_warp` in a process of its own, because the number
-of devices is fixed when JAX starts. Prints one JSON object: the largest array that any
-collective moves, by program, and how far the results are from those of one device.
+Run as `python -m tests.core.sharded_warp` in a process of its own with 8 devices,
+because their number is fixed when JAX starts. Prints one JSON object: the largest array
+that any collective moves, by program, and how far the results are from those of one
+device.
 """
 
 import json
-import os
 import re
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,7 @@
 """Over a split vocabulary the warp moves numbers between devices, never logits."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -11,10 +12,16 @@ from tests.core.sharded_warp import ALTERNATIVES, ROWS, SLOTS, VOCABULARY
 
 @pytest.fixture(scope="module")
 def report():
+    # Not in the module that is run: every test process imports it too.
+    eight = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
     run = subprocess.run(
         [sys.executable, "-m", "tests.core.sharded_warp"],
         capture_output=True,
         text=True,
+        env=os.environ | eight,
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout)
