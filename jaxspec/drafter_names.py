@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from jaxspec.arguments import MOST_NODES, Tree, find_tree
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
@@ -161,9 +163,22 @@ def _eagle(target: LanguageModel, path: str, shape: Shape | None) -> Eagle:
     return Eagle(head, shape or _default_chain(), places)
 
 
+def _draft(target: LanguageModel, path: str, shape: Shape | None) -> DraftModel:
+    """A model that was cut from the target, with the target's embedding and head."""
+    from jaxspec.checkpoints.cut_draft import cut_decoder, load_cut
+
+    decoder = target.decoder
+    draft = load_cut(path, decoder.config, decoder.dtype)
+    model = cut_decoder(decoder, draft.layers, draft.own)
+    known = None if draft.known is None else jnp.asarray(draft.known)
+    places = draft.places(decoder.vocab_size)
+    return DraftModel(model, shape or _default_chain(), known, places)
+
+
 NAMED = {
     "prompt-lookup": Kind(_prompt_lookup, (CHAIN,)),
     "early-exit": Kind(_early_exit, (CHAIN, TREE), "N or early-exit:PATH"),
     "medusa": Kind(_medusa, (CHAIN, TREE), "PATH"),
     "eagle": Kind(_eagle, (CHAIN, TREE, DYNAMIC), "PATH"),
+    "draft": Kind(_draft, (CHAIN, TREE, DYNAMIC), "PATH"),
 }

@@ -144,19 +144,22 @@ _HEADS = {
     "eagle": ("an EAGLE-3 head, in its authors' layout", 1e-3),
     "medusa": ("Medusa heads that share the model's vocabulary head", 1e-3),
     "early-exit": ("an adapter for an exit after some of the model's layers", 1e-3),
+    "draft": ("a small model cut from the model: some of its own layers", 3e-4),
 }
+# What a kind cannot do without, for the example of its help.
+_NEEDED = {"early-exit": " --layers 15", "draft": " --layers 0,29"}
 
 
 def _add_head(kinds: Any, kind: str) -> None:
     what, rate = _HEADS[kind]
-    layers = " --layers 15" if kind == "early-exit" else ""
+    needed = _NEEDED.get(kind, "")
     parser = add_verb(
         kinds,
         run_head,
         kind,
         help=f"train {what.split(',')[0]}",
         description=f"Trains {what}, on texts of `jaxspec train data`.",
-        epilog=f"example:\n  jaxspec train {kind} --data texts --out head{layers}\n",
+        epilog=f"example:\n  jaxspec train {kind} --data texts --out head{needed}\n",
     )
     add = parser.add_argument
     add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
@@ -174,6 +177,16 @@ def _add_head(kinds: Any, kind: str) -> None:
         add("--inner", metavar="N", type=int, help="width of its MLP (the model's)")
     if kind == "early-exit":
         add("--layers", metavar="N", type=int, required=True, help="before the exit")
+    if kind == "draft":
+        add(
+            "--layers",
+            metavar="LIST",
+            type=layer_list,
+            dest="cut",
+            required=True,
+            help="those of the model that it begins as, counted from 0, such as 0,29",
+        )
+    add("--from", metavar="DIR", dest="start", help="go on from a trained one")
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
     add(
         "--loss",
@@ -190,8 +203,18 @@ def _add_head(kinds: Any, kind: str) -> None:
     )
 
 
+def layer_list(text: str) -> tuple[int, ...]:
+    """Parses `--layers 0,29`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no list of layers such as 0,29"
+        ) from None
+
+
 def run_head(args: argparse.Namespace) -> int:
-    """Runs `jaxspec train eagle`, `medusa` or `early-exit`; returns the exit code.
+    """Runs `jaxspec train` for a kind of drafter; returns the exit code.
 
     Raises:
         UserError: an option is wrong, or the folders are of another training.
@@ -200,7 +223,8 @@ def run_head(args: argparse.Namespace) -> int:
     from jaxspec.checkpoints.hub import fetch
     from jaxspec.train.capture import read_states
     from jaxspec.train.corpus import Corpus
-    from jaxspec.train.heads import HeadRecipe, train_head
+    from jaxspec.train.heads import train_head
+    from jaxspec.train.recipe import HeadRecipe
     from jaxspec.train.trainer import Settings
 
     own = {name: getattr(args, name, None) for name in ("inner", "layers")}
@@ -221,6 +245,8 @@ def run_head(args: argparse.Namespace) -> int:
         longest=args.longest,
         depth=args.depth,
         draft_vocabulary=args.draft_vocabulary,
+        cut=getattr(args, "cut", ()),
+        start=args.start,
         loss=args.loss,
         seed=args.seed,
         **own,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.cache import KVCache, causal, run_rows
+from jaxspec.core.distributions import widen
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.dynamic import Expansion
@@ -37,7 +38,7 @@ class DraftModelState(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["model"],
+    data_fields=["model", "known", "places"],
     meta_fields=["shape"],
 )
 @dataclass(frozen=True)
@@ -46,10 +47,14 @@ class DraftModel(Shaped):
 
     Attributes:
         shape: of the draft: k, of a chain, or a tree.
+        known: the ids that are drafted; None: all.
+        places: where each id stands among them, their number if it does not.
     """
 
     model: Any
     shape: int | Topology | DynamicTree
+    known: Int[Array, " v"] | None = None
+    places: Int[Array, " V"] | None = None
 
     taps = ()
     prefix_layers = 0
@@ -113,7 +118,8 @@ class DraftModel(Shaped):
             return scratch, output.hidden
 
         def logits(hidden):
-            return self.model.unembed(self.model.norm(hidden))
+            logits = self.model.unembed(self.model.norm(hidden), self.known)
+            return logits if self.places is None else widen(logits, self.places)
 
         def feed(scratch, tokens, level: Level):
             # The root is one past the cache.

@@ -24,9 +24,16 @@ class Checkpoints:
 
         self._ocp = ocp
         self._folder = folder
-        best = policies.BestN(get_metric_fn=lambda metrics: metrics["best"], n=1)
+
+        def measure(metrics: Mapping) -> float:
+            return metrics["best"]
+
+        best = policies.BestN(get_metric_fn=measure, n=1)
         kept = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
-        options = ocp.CheckpointManagerOptions(preservation_policy=kept)
+        # Without a best_fn the measures are not written.
+        options = ocp.CheckpointManagerOptions(
+            best_fn=measure, preservation_policy=kept
+        )
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=options,
@@ -65,6 +72,13 @@ class Checkpoints:
                 # Else nothing could be written in its place.
                 self._manager.delete(step)
         return None
+
+    def best(self, state: Any) -> Any:
+        """The state with the best measure, arranged and sharded as `state`."""
+        self._manager.wait_until_finished()
+        step = self._manager.best_step()
+        assert step is not None, "no checkpoint has a measure"
+        return self._restore(step, state)
 
     def _restore(self, step: int, state: Any) -> Any:
         wanted = named_leaves(state)

@@ -122,7 +122,7 @@ class Trainer:
             The progress of each step.
 
         Returns:
-            The state at the end.
+            The state of the best checkpoint.
         """
         state = TrainState(jnp.int32(0), parameters, self._optimizer.init(parameters))
         # Copied: a step writes where the state lies, and zeros may share a place.
@@ -139,9 +139,9 @@ class Trainer:
                     # Copied: the next step writes where the state lies.
                     checkpoints.save(step, jax.tree.map(jnp.copy, state), best)
                 yield progress
+            return checkpoints.best(state)
         finally:
             checkpoints.close()
-        return state
 
     def _step(self, state: TrainState, step: int) -> tuple[TrainState, Progress]:
         begin = time.perf_counter()

@@ -164,7 +164,7 @@ BAD = {
     ),
     "dynamic tree without a model": (
         ["--drafter", "early-exit:3", "--tree", "dynamic:depth=2,topk=2,nodes=3"],
-        "a dynamic tree needs a draft model or eagle to draft it",
+        "a dynamic tree needs a draft model or eagle, draft to draft it",
     ),
     "tree without a model": (["--tree", "2,1"], "a tree needs a draft model or early"),
     "tree of nobody": (

@@ -10,7 +10,8 @@ from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.train.capture import read_states
 from jaxspec.train.corpus import Corpus
-from jaxspec.train.heads import HeadRecipe, train_head
+from jaxspec.train.heads import train_head
+from jaxspec.train.recipe import HeadRecipe
 from jaxspec.train.texts import Recipe, answer_prompts
 from jaxspec.train.trainer import Settings
 from tests import fakes
@@ -40,9 +41,10 @@ def corpus(model: LanguageModel, folder: pathlib.Path) -> Corpus:
     return made
 
 
-def training(model, texts, folder, kind="eagle", layers=None, **changes):
-    settings = dataclasses.replace(SETTINGS, **changes)
-    recipe = HeadRecipe(kind, **TRAINING, layers=layers)
+def training(model, texts, folder, kind="eagle", changes=None, **special):
+    """One of a kind; `changes` are to the settings, `special` is its recipe's own."""
+    settings = dataclasses.replace(SETTINGS, **(changes or {}))
+    recipe = HeadRecipe(kind, **TRAINING | special)
     return train_head(model, texts, recipe, settings, folder)
 
 

@@ -7,8 +7,10 @@ import pytest
 from flax import nnx
 
 import jaxspec
+from jaxspec.checkpoints.cut_draft import cut_decoder, cut_parameters
 from jaxspec.core.distributions import log_softmax
 from jaxspec.drafters.early_exit import ExitAdapter
+from jaxspec.train.distill import DraftObjective, read
 from jaxspec.train.early_exit import ExitObjective
 from jaxspec.train.losses import LOSSES
 from jaxspec.train.medusa import MedusaObjective
@@ -81,6 +83,27 @@ def test_an_exit_learns_the_next_token(text):
     )
 
 
+def test_a_cut_draft_learns_the_next_token(text):
+    """From its own reading of the text; its ends are the target's."""
+    target, batch = text
+    own = cut_parameters(target, (1,))
+    loss, _ = DraftObjective(KNOWN, (1,), depth=2)(own, target, batch)
+    draft = cut_decoder(target, (1,), own)
+    drafted = draft.unembed(draft.norm(read(draft, batch.tokens)), KNOWN)[0]
+    logits = np.asarray(target.unembed(target.norm(batch.hidden)))[0]
+    written = np.asarray(batch.written)[0]
+    np.testing.assert_allclose(
+        loss, expected_loss(logits, drafted, written, 1), rtol=1e-5
+    )
+
+
+def test_a_draft_of_all_layers_says_what_the_target_says(text):
+    target, batch = text
+    layers = tuple(range(target.config.num_layers))
+    draft = cut_decoder(target, layers, cut_parameters(target, layers))
+    np.testing.assert_allclose(read(draft, batch.tokens), batch.hidden, atol=1e-5)
+
+
 def test_each_loss_is_the_one_that_is_asked_for(text):
     target, batch = text
     adapter = ExitAdapter(32, 1e-5, jnp.float32, nnx.Rngs(0))
@@ -107,16 +130,16 @@ def test_what_is_not_supervised_teaches_nothing(text):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "layers"),
-    [("medusa", "medusa", None), ("early-exit", "early-exit", 3)],
+    ("kind", "special"),
+    [("medusa", {}), ("early-exit", {"layers": 3}), ("draft", {"cut": (0, 4)})],
 )
-def test_a_trained_head_drafts_and_stays_exact(
-    model, corpus, tmp_path, kind, name, layers
+def test_a_trained_drafter_drafts_and_stays_exact(
+    model, corpus, tmp_path, kind, special
 ):
-    steps = list(made.training(model, corpus, tmp_path, kind, layers))
+    steps = list(made.training(model, corpus, tmp_path, kind, **special))
     losses = [each.loss for each in steps]
     assert np.mean(losses[-3:]) < losses[0]
-    drafted = jaxspec.Generator(model, f"{name}:{tmp_path}", draft_tokens=2)
+    drafted = jaxspec.Generator(model, f"{kind}:{tmp_path}", draft_tokens=2)
     plain = jaxspec.Generator(model)
     prompts = made.prompts(4)
     options = {"max_new_tokens": 20}

@@ -143,4 +143,44 @@ def test_a_changed_model_is_refused_by_its_paths(model, corpus, unbroken):
 
 def test_another_training_does_not_get_into_a_folder(model, corpus, unbroken):
     with pytest.raises(UserError, match=r"`learning_rate` is 0.003, but 0.1 is asked"):
-        next(made.training(model, corpus, unbroken[0], learning_rate=0.1))
+        next(made.training(model, corpus, unbroken[0], changes={"learning_rate": 0.1}))
+
+
+def test_the_best_checkpoint_is_the_one_that_is_written(
+    model, corpus, tmp_path, monkeypatch
+):
+    """Here the second of four: the measure is made to say so."""
+    from jaxspec.train.trainer import Trainer
+
+    judge, worth = Trainer.judge, iter([1.1, 1.9, 1.2, 1.3, 1.9])
+
+    def judged(self, parameters):
+        value = np.float32(next(worth))
+        return judge(self, parameters)._replace(sampled_tokens_per_round=value)
+
+    monkeypatch.setattr(Trainer, "judge", judged)
+    list(made.training(model, corpus, tmp_path))
+    card = json.loads((tmp_path / "drafter.json").read_text())
+    assert card["held_out"]["step"] == 6
+
+
+def test_a_training_goes_on_from_a_trained_head(model, corpus, unbroken, tmp_path):
+    """It begins where the other ended, up to the rounding of the file."""
+    begun = list(made.training(model, corpus, tmp_path, start=str(unbroken[0])))
+    assert begun[0].loss < unbroken[1][0].loss - 0.05
+    card = json.loads((tmp_path / "drafter.json").read_text())
+    assert len(card["made_by"]["start_sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("special", "part"),
+    [
+        ({"draft_vocabulary": 12}, "drafts 16 ids, but a draft vocabulary of 12 is"),
+        ({"inner": 24}, r"mlp.*\(there \(32, \d+\), asked \(32, 24\)\)"),
+    ],
+)
+def test_a_head_of_another_shape_is_no_start(
+    model, corpus, unbroken, tmp_path, special, part
+):
+    with pytest.raises(UserError, match=part):
+        next(made.training(model, corpus, tmp_path, start=str(unbroken[0]), **special))

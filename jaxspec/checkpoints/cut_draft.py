@@ -1,0 +1,164 @@
+"""Draft models that are cut from their target: a few layers between its two ends.
+
+The embedding and the vocabulary head are the target's own arrays, so that a file holds
+no more than the layers. The format is this project's own.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxspec.checkpoints.atomic import replace
+from jaxspec.checkpoints.fields import Fields, read_json, refuse_all, shown
+from jaxspec.checkpoints.head_files import id_faults, open_weights, places_of
+from jaxspec.checkpoints.load import (
+    expected_shapes,
+    named_parameters,
+    read_tensor,
+    with_parameters,
+)
+from jaxspec.checkpoints.tensors import is_norm, tensor_faults
+from jaxspec.errors import UserError
+from jaxspec.models.config import ModelConfig
+from jaxspec.models.decoder import Decoder
+
+_CONFIG, _WEIGHTS, _IDS = "config.json", "model.safetensors", "token_map"
+_SHARED = ("embed_tokens.weight", "lm_head.weight")
+
+
+class CutDraft(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        layers: of the target, that it began as.
+        own: its parameters but those that it shares with the target.
+        known: the ids that it drafts; None: all.
+    """
+
+    layers: tuple[int, ...]
+    own: Mapping[str, jax.Array]
+    known: Int[np.ndarray, " v"] | None
+
+    def places(self, vocabulary: int) -> Int[Array, " V"] | None:
+        """Where each id stands among those that it drafts, their number if nowhere."""
+        return None if self.known is None else places_of(self.known, vocabulary)
+
+
+def cut_config(target: ModelConfig, layers: tuple[int, ...]) -> ModelConfig:
+    """The config of a decoder of these layers of the target.
+
+    Raises:
+        UserError: there are none, or the target has no such layer.
+    """
+    count = target.num_layers
+    if not layers or not all(0 <= layer < count for layer in layers):
+        raise UserError(
+            f"a draft model of the layers {list(layers)}, expected one or more from 0 "
+            f"to {count - 1} (the target has {count})"
+        )
+    return dataclasses.replace(
+        target,
+        num_layers=len(layers),
+        windows=tuple(target.windows[layer] for layer in layers),
+        ropes=tuple(target.ropes[layer] for layer in layers),
+    )
+
+
+def cut_parameters(target: Decoder, layers: tuple[int, ...]) -> dict[str, jax.Array]:
+    """What a cut draft has of its own before it has learned anything: the target's."""
+    parameters = named_parameters(target)
+    own = {"final_norm.weight": parameters["final_norm.weight"]}
+    for place, layer in enumerate(layers):
+        begin = f"layers.{layer}."
+        own |= {
+            f"layers.{place}.{name.removeprefix(begin)}": array
+            for name, array in parameters.items()
+            if name.startswith(begin)
+        }
+    return own
+
+
+def cut_decoder(
+    target: Decoder, layers: tuple[int, ...], own: Mapping[str, Any]
+) -> Decoder:
+    """The draft model: its own layers and norm, the target's embedding and head."""
+    parameters = named_parameters(target)
+    shared = {name: parameters[name] for name in _SHARED if name in parameters}
+    config = cut_config(target.config, layers)
+    return with_parameters(config, {**shared, **own}, target.dtype)
+
+
+def write_cut(folder: Path, draft: CutDraft, dtype: Any = jnp.bfloat16) -> None:
+    """Writes `config.json` and `model.safetensors`; `dtype` is that of the file."""
+    from safetensors.flax import save
+
+    tensors = {name: array.astype(dtype) for name, array in draft.own.items()}
+    if draft.known is not None:
+        tensors[_IDS] = jnp.asarray(draft.known, jnp.int32)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(folder / _WEIGHTS, save(tensors))
+    config = {"drafter": "draft", "layers": list(draft.layers)}
+    replace(folder / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def load_cut(
+    path: str | os.PathLike[str], target: ModelConfig, dtype: Any = jnp.float32
+) -> CutDraft:
+    """Reads what `write_cut` has written.
+
+    Raises:
+        UserError: lists what is missing, unknown, or does not fit the target.
+    """
+    folder = Path(path)
+    layers = _layers(folder, target)
+    file = folder / _WEIGHTS
+    tensors = dict(open_weights(file))
+    stored = tensors.pop(_IDS, None)
+    shapes = {
+        name: shape
+        for name, shape in expected_shapes(cut_config(target, layers)).items()
+        if name not in _SHARED
+    }
+
+    def unused(source: str) -> str:
+        return f"tensor `{shown(source)[1:-1]}` is none of a draft of these layers"
+
+    faults = tensor_faults(tensors, shapes, shapes, unused)
+    faults += [] if stored is None else id_faults(stored, target.vocab_size)
+    refuse_all(faults, str(file))
+    own = {
+        name: jnp.asarray(
+            read_tensor(tensors[name], jnp.float32 if is_norm(name) else dtype)
+        )
+        for name in shapes
+    }
+    known = None if stored is None else stored.rows(0, stored.shape[0])
+    return CutDraft(layers, own, known)
+
+
+def _layers(folder: Path, target: ModelConfig) -> tuple[int, ...]:
+    path = folder / _CONFIG
+    if not path.is_file():
+        raise UserError(
+            f"{folder}: holds no {_CONFIG} of a draft of `jaxspec train draft`"
+        )
+    fields = Fields(read_json(path), str(path))
+    fields.choice("drafter", {"draft": True})
+    layers = fields.raw("layers")
+    count = target.num_layers
+    if not isinstance(layers, list) or not all(
+        type(layer) is int and 0 <= layer < count for layer in layers or [None]
+    ):
+        fields.fault("layers", f"some of the target's, 0 to {count - 1}")
+    fields.refuse_unread()
+    fields.finish()
+    assert isinstance(layers, list)
+    return tuple(layers)
