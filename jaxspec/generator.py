@@ -1,5 +1,6 @@
 """The generator: prompts in, results out, each batch as two compiled programs."""
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
 from jaxspec.drafter_names import make_drafter
 from jaxspec.errors import UserError, refuse
-from jaxspec.loading import LanguageModel
+from jaxspec.loading import LanguageModel, load
 from jaxspec.programs import Program
 from jaxspec.requests import (
     IdSequences,
@@ -68,8 +69,9 @@ class Generator:
             drafter: a model of the same tokenizer, `"prompt-lookup"`, `"early-exit:N"`
                 (the target's own first N layers), `"early-exit:PATH"` (the same with
                 an adapter from `jaxspec train`), `"medusa:PATH"` (a file of Medusa
-                heads), `"eagle:PATH"` (the folder of an EAGLE head), a drafter made by
-                hand, or None for plain decoding.
+                heads), `"eagle:PATH"` (the folder of an EAGLE head), `"draft:PATH"` (a
+                model cut from the target by `jaxspec train`), a drafter made by hand,
+                or None for plain decoding.
             draft_tokens: k, of each round; by default 4 (of Medusa all heads), in a
                 chain.
             tree: draft a tree instead: `(4, 2, 1)` has 4 first tokens, 2 more after
@@ -103,6 +105,22 @@ class Generator:
             Program(prefill, static=1, donate=(2,)),
             Program(decode, donate=(2,)),
         )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        reference: str | os.PathLike[str],
+        drafter: LanguageModel | Drafter | str | None = None,
+        *,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> "Generator":
+        """Loads a target by `jaxspec.load`; the rest is as for the constructor.
+
+        Raises:
+            UserError: the model cannot be had, or does not fit the drafter.
+        """
+        return cls(load(reference, dtype), drafter, **options)
 
     def generate(
         self,

@@ -47,7 +47,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "early-exit:PATH with an adapter that was trained for it; "
         "medusa:PATH with heads that were trained for it, each for one of the next "
         "tokens; eagle:PATH with an EAGLE-1, 2 or 3 head, which reads the model's "
-        "hidden states and accepts most; none is plain decoding (default: %(default)s)",
+        "hidden states and accepts most; draft:PATH with a small model cut from the "
+        "model by jaxspec train; none is plain decoding (default: %(default)s)",
     )
     add(
         "--draft-tokens",

@@ -1,7 +1,8 @@
-"""Prompts from a JSONL file."""
+"""Prompts, or whole texts, from a JSONL file."""
 
 import json
 import pathlib
+from typing import Any
 
 from jaxspec.errors import UserError, refuse
 from jaxspec.requests import Prompt
@@ -13,40 +14,61 @@ def read_prompts(file: str, chat: bool) -> list[Prompt]:
     Raises:
         UserError: lists every line that is wrong, by its number.
     """
+
+    def parse(record: dict[str, Any]) -> Prompt | None:
+        prompt, messages = record.get("prompt"), record.get("messages")
+        if isinstance(prompt, str):
+            return as_chat(prompt) if chat else prompt
+        return next((p for p in (prompt, messages) if isinstance(p, list)), None)
+
+    return _read_lines(file, "prompt", parse)
+
+
+def read_texts(file: str) -> list[Any]:
+    """The texts of a file, each a text or the messages of a chat.
+
+    Raises:
+        UserError: lists every line that is wrong, by its number.
+    """
+
+    def parse(record: dict[str, Any]) -> Any:
+        text, messages = record.get("text"), record.get("messages")
+        if isinstance(text, str):
+            return text
+        return messages if isinstance(messages, list) else None
+
+    return _read_lines(file, "text", parse)
+
+
+def _read_lines(file: str, field: str, parse: Any) -> list[Any]:
+    """What `parse` makes of the object of each line; None is a fault."""
     path = pathlib.Path(file)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UserError(f"{path}: {reason}; expected a JSONL file of prompts") from None
+        raise UserError(
+            f"{path}: {reason}; expected a JSONL file of {field}s"
+        ) from None
     faults: list[str] = []
-    prompts = [
-        _parse_line(line, f"{path} line {number}", chat, faults)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            faults.append(f"{path} line {number}: not JSON ({error})")
+            continue
+        found.append(parse(record) if isinstance(record, dict) else None)
+        if found[-1] is None:
+            faults.append(
+                f'{path} line {number}: expected an object with "{field}" or "messages"'
+            )
     refuse(faults)
-    if not prompts:
-        raise UserError(f"{path}: no prompts; expected one JSON object a line")
-    return prompts
-
-
-def _parse_line(line: str, where: str, chat: bool, faults: list[str]) -> Prompt:
-    """The prompt of a line; a fault is noted with the line's number."""
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        faults.append(f"{where}: not JSON ({error})")
-        return ""
-    if isinstance(record, dict):
-        prompt, messages = record.get("prompt"), record.get("messages")
-        if isinstance(prompt, str):
-            return as_chat(prompt) if chat else prompt
-        for given in (prompt, messages):
-            if isinstance(given, list):
-                return given
-    faults.append(f'{where}: expected an object with "prompt" or "messages"')
-    return ""
+    if not found:
+        raise UserError(f"{path}: no {field}s; expected one JSON object a line")
+    return found
 
 
 def as_chat(text: str) -> Prompt:

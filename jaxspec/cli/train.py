@@ -1,18 +1,15 @@
 """`jaxspec train`: texts that a model wrote, and drafters that learn from them."""
 
 import argparse
-import hashlib
-import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxspec.cli.options import DEFAULT_MODEL, add_verb
-from jaxspec.cli.prompts import read_prompts
+from jaxspec.cli.train_data import add_data, exhaust, refuse_below_one
 from jaxspec.errors import UserError
-from jaxspec.generator import Generator
 from jaxspec.loading import load
-from jaxspec.progress import watching
 
 _EPILOG = """\
 First the model writes texts, then a drafter learns to guess them. Each command goes on
@@ -37,98 +34,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    _add_data(kinds)
+    add_data(kinds)
     for kind in _HEADS:
         _add_head(kinds, kind)
     return parser
-
-
-def _add_data(kinds: Any) -> None:
-    parser = add_verb(
-        kinds,
-        run_data,
-        "data",
-        help="let the model write texts to learn from",
-        description="Lets the model write texts: answers to questions that it asks "
-        "itself, or to given prompts.",
-        epilog="example:\n  jaxspec train data --out texts --tokens 300000\n",
-    )
-    add = parser.add_argument
-    add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
-    add("--out", metavar="DIR", required=True, help="where the texts go")
-    add("--tokens", metavar="N", type=int, help="the least that it writes")
-    add("--prompts", metavar="FILE", help="answer those of a JSONL file, all of them")
-    add("--chat", action="store_true", help="a prompt is what the user says in a chat")
-    add(
-        "--answer-tokens",
-        metavar="N",
-        type=int,
-        default=256,
-        help="the most of an answer (default: %(default)s)",
-    )
-    add(
-        "--rows",
-        metavar="N",
-        type=int,
-        default=16,
-        help="texts at a time (default: %(default)s; a CPU gains nothing by more)",
-    )
-    add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
-
-
-def run_data(args: argparse.Namespace) -> int:
-    """Runs `jaxspec train data`; returns the exit code.
-
-    Raises:
-        UserError: an option is wrong, or the folder holds other texts.
-    """
-    from jaxspec.checkpoints.disk import content_sha256
-    from jaxspec.checkpoints.hub import fetch
-    from jaxspec.train.corpus import Corpus
-    from jaxspec.train.texts import Recipe, answer_prompts, write_texts
-
-    if (args.tokens is None) == (args.prompts is None):
-        raise UserError("give one of --tokens and --prompts")
-    if args.chat and args.prompts is None:
-        raise UserError("--chat has no effect without --prompts; leave it out")
-    _refuse_below_one(args, ("tokens", "answer_tokens", "rows"))
-    prompts = None if args.prompts is None else read_prompts(args.prompts, args.chat)
-    recipe = Recipe(
-        args.model,
-        content_sha256(Path(fetch(args.model))),
-        rows=args.rows,
-        answer_tokens=args.answer_tokens,
-        seed=args.seed,
-        prompts=None if prompts is None else _hash(prompts),
-    )
-    corpus = Corpus.create(args.out, recipe.to_json())
-    generator = Generator(load(args.model))
-    if prompts is None:
-        made, total = write_texts(generator, corpus, recipe, args.tokens), args.tokens
-        _exhaust("tokens", made, total)
-    else:
-        made = answer_prompts(generator, corpus, recipe, prompts)
-        _exhaust("prompts", made, len(prompts))
-    return 0
-
-
-def _refuse_below_one(args: argparse.Namespace, names: tuple[str, ...]) -> None:
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            option = "--" + name.replace("_", "-")
-            raise UserError(f"{option} is {value}, expected 1 or more")
-
-
-def _hash(prompts: list) -> str:
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
-
-
-def _exhaust(title: str, made: Iterator[int], total: int) -> None:
-    done = 0
-    with watching(title, lambda: done, total, in_bytes=False):
-        for done in made:  # noqa: B007
-            pass
 
 
 _NUMBERS = {
@@ -186,6 +95,7 @@ def _add_head(kinds: Any, kind: str) -> None:
             required=True,
             help="those of the model that it begins as, counted from 0, such as 0,29",
         )
+    add("--plot", action="store_true", help="draw the curves of the training")
     add("--from", metavar="DIR", dest="start", help="go on from a trained one")
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
     add(
@@ -223,18 +133,21 @@ def run_head(args: argparse.Namespace) -> int:
     from jaxspec.checkpoints.hub import fetch
     from jaxspec.train.capture import read_states
     from jaxspec.train.corpus import Corpus
+    from jaxspec.train.curves import draw_curves, require_matplotlib
     from jaxspec.train.heads import train_head
     from jaxspec.train.recipe import HeadRecipe
     from jaxspec.train.trainer import Settings
 
     own = {name: getattr(args, name, None) for name in ("inner", "layers")}
-    _refuse_below_one(
+    refuse_below_one(
         args, (*_NUMBERS, *(name for name in own if own[name] is not None))
     )
     if not 0 < args.learning_rate < 1:
         raise UserError(
             f"--learning-rate is {args.learning_rate}, expected a number from 0 to 1"
         )
+    if args.plot:
+        require_matplotlib()
     corpus = Corpus.open(args.data)
     path = Path(fetch(args.model))
     corpus.refuse_other(args.model, content_sha256(path))
@@ -252,11 +165,14 @@ def run_head(args: argparse.Namespace) -> int:
         **own,
     )
     taps = recipe.taps(target.decoder)
-    _exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
+    exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
     settings = Settings(
         args.steps, learning_rate=args.learning_rate, check_every=args.check_every
     )
-    show(train_head(target, corpus, recipe, settings, Path(args.out)), args.steps)
+    folder = Path(args.out)
+    show(train_head(target, corpus, recipe, settings, folder), args.steps)
+    if args.plot:
+        print(draw_curves(folder), file=sys.stderr)
     return 0
 
 

@@ -35,6 +35,7 @@ class Recipe:
         temperatures: of the answers, in turn; questions are drawn at 1.
         seed: of all of them.
         prompts: a hash of the given prompts; None: the target asks itself.
+        texts: a hash of given texts that nobody draws.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Recipe:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     seed: int = 0
     prompts: str | None = None
+    texts: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `Corpus.create` holds the folder against."""

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import jaxspec
+from jaxspec.train.corpus import Corpus
 from tests.checkpoints.writers import random_tensors, tiny_config, write_hf_folder
 from tests.cli.test_generate import assert_refused, jaxspec_command
 from tests.tokenizers_made import CHATML, write_folder
@@ -35,13 +37,60 @@ def texts(model, tmp_path_factory):
     return str(out)
 
 
+def test_texts_and_chats_that_are_given_are_kept(model, tmp_path):
+    """Of a chat the last answer is learned, of a text all."""
+    chat = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": "sat on a mat"},
+    ]
+    lines = [{"text": TEXT}, {"messages": chat}, {"messages": [*chat, *chat]}]
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = ("--texts", str(file), "--rows", "2", "--out", str(tmp_path / "out"))
+    done = jaxspec_command("train", "data", "--model", model, *out)
+    assert done.returncode == 0, done.stderr
+    tokenizer = jaxspec.load(model).tokenizer
+    corpus = Corpus.open(tmp_path / "out")
+    parts = [corpus.texts(part) for part in range(len(corpus))]
+    ids = [text.tolist() for texts in parts for text in texts.each()]
+    starts = [int(start) for texts in parts for start in texts.starts]
+    assert ids[0] == tokenizer.encode(TEXT) and starts[0] == 0
+    answer = tokenizer.encode("sat on a mat", add_bos=False)
+    for text, start in zip(ids[1:], starts[1:], strict=True):
+        assert text[start : start + len(answer)] == answer
+    assert ids[2][: len(ids[1])] == ids[1], "the second has the first before it"
+    assert starts[2] > len(ids[1])
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ('{"text": 3}', 'line 1: expected an object with "text" or "messages"'),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "text 1: a chat to learn"),
+        ('{"messages": []}', "text 1: a chat to learn from ends with"),
+        ('{"text": ""}', "text 1: nothing to learn from within"),
+        ("{", "line 1: not JSON"),
+        ("", "no texts; expected one JSON object a line"),
+    ],
+)
+def test_texts_that_teach_nothing_are_refused_by_their_line(
+    model, tmp_path, line, part
+):
+    file = tmp_path / "texts.jsonl"
+    file.write_text(line + "\n")
+    out = ("--texts", str(file), "--out", str(tmp_path / "out"))
+    assert_refused(jaxspec_command("train", "data", "--model", model, *out), part)
+
+
 def train(kind, model, texts, out, *options):
     given = ("--model", model, "--data", texts, "--out", str(out))
     return jaxspec_command("train", kind, *given, *FEW, *options)
 
 
 def test_a_head_is_trained_and_drafts(model, texts, tmp_path):
-    done = train("eagle", model, texts, tmp_path / "head", "--draft-vocabulary", "64")
+    head = tmp_path / "head"
+    done = train("eagle", model, texts, head, "--draft-vocabulary", "64", "--plot")
+    assert (head / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     checks = [line for line in done.stderr.splitlines() if line.startswith("step ")]
@@ -78,7 +127,7 @@ def test_a_head_is_trained_and_drafts(model, texts, tmp_path):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["data", "--out", "x"], ["give one of --tokens and --prompts"]),
+        (["data", "--out", "x"], ["give one of --tokens, --prompts and --texts"]),
         (["data", "--out", "x", "--tokens", "0"], ["--tokens is 0, expected 1 or"]),
         (["eagle", "--data", "nowhere", "--out", "x"], ["nowhere: holds no training"]),
         (
@@ -90,6 +139,10 @@ def test_a_head_is_trained_and_drafts(model, texts, tmp_path):
             ["--steps is 0, expected 1 or more"],
         ),
         (["early-exit", "--data", "x", "--out", "x"], ["required: --layers"]),
+        (
+            ["draft", "--data", "x", "--out", "x", "--layers", "a"],
+            ["'a' is no list of layers such as 0,29"],
+        ),
         (["heads"], ["invalid choice: 'heads'"]),
     ],
     ids=lambda value: value[0] if value[0].isalpha() else "",
@@ -104,6 +157,22 @@ def test_texts_of_another_model_teach_nothing(texts, tmp_path):
     other = str(write_folder(tmp_path, jinja=CHATML))
     done = train("medusa", other, texts, tmp_path / "head")
     assert_refused(done, "these texts are of", "let it write its own")
+
+
+def test_a_cut_draft_is_trained_and_drafts(model, texts, tmp_path):
+    out = tmp_path / "draft"
+    few = ("--draft-vocabulary", "64", "--layers", "0,5")
+    done = train("draft", model, texts, out, *few)
+    assert done.returncode == 0, done.stderr
+    ask = ("generate", "--model", model, "--prompt", "the cat")
+    drafted, plain = (
+        jaxspec_command(*ask, "--max-new-tokens", "16", "--drafter", drafter)
+        for drafter in (f"draft:{out}", "none")
+    )
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout == plain.stdout != ""
+    beyond = train("draft", model, texts, tmp_path / "x", "--layers", "0,6")
+    assert_refused(beyond, "draft model of the layers [0, 6], expected one or more")
 
 
 @pytest.mark.parametrize(
