@@ -12,7 +12,9 @@ from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.loading import LanguageModel
 from jaxspec.requests import make_requests
 from tests import fakes, runs
+from tests.checkpoints.writers import tiny_config, write_hf_folder
 from tests.executions import counting
+from tests.tokenizers_made import write_folder
 
 IDS = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3], list(range(1, 14))]
 
@@ -327,6 +329,19 @@ def test_draft_tokens_is_a_whole_number_over_0(target, count):
 
 
 @pytest.mark.parametrize("drafter", [None, PromptLookup(3)])
+def test_a_generator_from_a_reference_is_one_of_the_loaded_model(tmp_path):
+    folder = str(write_hf_folder(tmp_path, tiny_config("llama", vocab_size=512)))
+    write_folder(tmp_path, jinja=None)
+    short = jaxspec.Generator.from_pretrained(
+        folder, "prompt-lookup", draft_tokens=3, dtype="bfloat16"
+    )
+    by_hand = jaxspec.Generator(jaxspec.load(folder, "bfloat16"), PromptLookup(3))
+    ids = [5, 6, 7] * 4
+    one, other = (g.generate(ids, max_new_tokens=9) for g in (short, by_hand))
+    assert one.token_ids == other.token_ids
+    assert short.target.decoder.dtype == "bfloat16" and short.drafter.nodes == 3
+
+
 def test_k_is_not_ignored(target, drafter):
     with pytest.raises(jaxspec.UserError, match="draft_tokens has no effect"):
         jaxspec.Generator(target, drafter, draft_tokens=2)

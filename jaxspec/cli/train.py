@@ -50,7 +50,7 @@ _NUMBERS = {
 }
 # What it trains, and its learning rate: a few numbers of each step for a larger head.
 _HEADS = {
-    "eagle": ("an EAGLE-3 head, in its authors' layout", 1e-3),
+    "eagle": ("an EAGLE-3 head, in its authors' layout", 3e-3),
     "medusa": ("Medusa heads that share the model's vocabulary head", 1e-3),
     "early-exit": ("an adapter for an exit after some of the model's layers", 1e-3),
     "draft": ("a small model cut from the model: some of its own layers", 3e-4),
@@ -103,6 +103,12 @@ def _add_head(kinds: Any, kind: str) -> None:
         choices=("forward-kl", "reverse-kl", "total-variation"),
         default="forward-kl",
         help="between the model's distribution and its own (default: %(default)s)",
+    )
+    add(
+        "--optimizer",
+        choices=("adamw", "muon"),
+        default="adamw",
+        help="muon learns more of few texts, in longer steps (default: %(default)s)",
     )
     add(
         "--learning-rate",
@@ -167,7 +173,10 @@ def run_head(args: argparse.Namespace) -> int:
     taps = recipe.taps(target.decoder)
     exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
     settings = Settings(
-        args.steps, learning_rate=args.learning_rate, check_every=args.check_every
+        args.steps,
+        method=args.optimizer,
+        learning_rate=args.learning_rate,
+        check_every=args.check_every,
     )
     folder = Path(args.out)
     show(train_head(target, corpus, recipe, settings, folder), args.steps)

@@ -1,6 +1,5 @@
 """Training states in checkpoints: the newest whole one is where a job goes on."""
 
-import functools
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,5 +119,9 @@ class Checkpoints:
 def named_leaves(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their paths, in the order of the tree."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    name = functools.partial(jax.tree_util.keystr, simple=True, separator=".")
-    return {name(path): leaf for path, leaf in leaves}
+    return {path_name(path): leaf for path, leaf in leaves}
+
+
+def path_name(path: Any) -> str:
+    """The path of a leaf as one name."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -1,4 +1,4 @@
-"""The training loop: AdamW over batches of training texts, resumed where it stopped."""
+"""The training loop over batches of training texts, resumed where it stopped."""
 
 import dataclasses
 import json
@@ -20,6 +20,7 @@ from jaxspec.train.batches import Batches
 from jaxspec.train.checkpoints import Checkpoints
 from jaxspec.train.measures import Measures
 from jaxspec.train.objective import Batch
+from jaxspec.train.optimizers import OPTIMIZERS
 
 # (parameters, target, batch) -> loss, measures; a pytree.
 Objective = Callable[[Any, Any, Batch], tuple[Array, Measures]]
@@ -31,6 +32,7 @@ class Settings:
 
     Attributes:
         steps: batches.
+        method: one of `OPTIMIZERS`.
         learning_rate: at its height, after `warm_up` steps or a tenth of all; it ends
             at 0.
         clip: gradients are shortened to this norm.
@@ -39,6 +41,7 @@ class Settings:
     """
 
     steps: int
+    method: str = "adamw"
     learning_rate: float = 1e-3
     warm_up: int = 50
     weight_decay: float = 0.01
@@ -47,13 +50,13 @@ class Settings:
     keep: int = 2
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW with a cosine schedule."""
+        """The method with a cosine schedule."""
         schedule = optax.warmup_cosine_decay_schedule(
             0.0, self.learning_rate, min(self.warm_up, self.steps // 10), self.steps
         )
         return optax.chain(
             optax.clip_by_global_norm(self.clip),
-            optax.adamw(schedule, b2=0.95, weight_decay=self.weight_decay),
+            OPTIMIZERS[self.method](schedule, self.weight_decay),
         )
 
 

@@ -14,6 +14,7 @@ from jaxspec.train.distill import DraftObjective, read
 from jaxspec.train.early_exit import ExitObjective
 from jaxspec.train.losses import LOSSES
 from jaxspec.train.medusa import MedusaObjective
+from jaxspec.train.optimizers import hidden_matrices
 from tests import fakes
 from tests.train import made
 from tests.train.test_eagle import batch_of
@@ -150,3 +151,10 @@ def test_a_trained_drafter_drafts_and_stays_exact(
     ):
         assert got.token_ids == want.token_ids
         assert got.stats.drafted > 0
+
+
+def test_muon_takes_stacked_matrices_one_by_one():
+    heads = fakes.heads(fakes.tiny(1), 3)
+    axes = hidden_matrices(heads)
+    assert (axes.weights.reduction_axis, axes.weights.output_axis) == (3, 2)
+    assert axes.biases is None

@@ -146,6 +146,18 @@ def test_another_training_does_not_get_into_a_folder(model, corpus, unbroken):
         next(made.training(model, corpus, unbroken[0], changes={"learning_rate": 0.1}))
 
 
+def test_muon_turns_hidden_matrices_and_adamw_the_rest(model, corpus, tmp_path):
+    steps = list(made.training(model, corpus, tmp_path, changes={"method": "muon"}))
+    assert np.mean([s.loss for s in steps[-3:]]) < steps[0].loss - 0.05
+    moments = {name for name in final_leaves(tmp_path) if "optimizer" in name}
+    # AdamW keeps a second moment for each of its own, Muon none.
+    second = {name for name in moments if ".nu." in name}
+    assert any("lm_head" in name for name in second)
+    assert any("norm" in name for name in second)
+    assert not any("q_proj" in name or "fc" in name for name in second)
+    assert any("q_proj" in name for name in moments)
+
+
 def test_the_best_checkpoint_is_the_one_that_is_written(
     model, corpus, tmp_path, monkeypatch
 ):
