@@ -328,7 +328,6 @@ def test_draft_tokens_is_a_whole_number_over_0(target, count):
         jaxspec.Generator(target, "prompt-lookup", draft_tokens=count)
 
 
-@pytest.mark.parametrize("drafter", [None, PromptLookup(3)])
 def test_a_generator_from_a_reference_is_one_of_the_loaded_model(tmp_path):
     folder = str(write_hf_folder(tmp_path, tiny_config("llama", vocab_size=512)))
     write_folder(tmp_path, jinja=None)
@@ -342,6 +341,7 @@ def test_a_generator_from_a_reference_is_one_of_the_loaded_model(tmp_path):
     assert short.target.decoder.dtype == "bfloat16" and short.drafter.nodes == 3
 
 
+@pytest.mark.parametrize("drafter", [None, PromptLookup(3)])
 def test_k_is_not_ignored(target, drafter):
     with pytest.raises(jaxspec.UserError, match="draft_tokens has no effect"):
         jaxspec.Generator(target, drafter, draft_tokens=2)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.head_files import places_of
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.round import bind_noise, bind_warp
@@ -25,10 +26,14 @@ from tests.hlo import host_traffic
 NODES = 4
 # A leaf on every level, and levels of unequal width.
 TREE = Topology.paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)])
+SOME = np.arange(1, 64, 2)
 # Each is given a draft model.
 DRAFTERS = {
     "autoregressive": lambda draft: Autoregressive(),
     "draft_model": lambda draft: DraftModel(draft, NODES),
+    "draft_model of some ids": lambda draft: DraftModel(
+        draft, NODES, jnp.asarray(SOME), places_of(SOME, 64)
+    ),
     "draft_model, dynamic tree": lambda draft: DraftModel(draft, DynamicTree(3, 2, 7)),
     "draft_model, tree": lambda draft: DraftModel(draft, TREE),
     "eagle": lambda draft: Eagle(fakes.eagle(draft), Topology.chain(NODES)),
@@ -49,7 +54,13 @@ MET_AT_LEAST = 20
 
 # The same code on another topology: what they alone could break is shape arithmetic.
 IN_FULL = ("draft_model", "early_exit", "medusa", "draft_model, dynamic tree")
-IN_FULL += ("eagle", "eagle, tree", "eagle, dynamic tree", "eagle3")
+IN_FULL += (
+    "draft_model of some ids",
+    "eagle",
+    "eagle, tree",
+    "eagle, dynamic tree",
+    "eagle3",
+)
 PARAMS = [
     pytest.param(name, marks=pytest.mark.full if name in IN_FULL else ())
     for name in DRAFTERS

@@ -6,8 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.cut_draft import cut_decoder, cut_parameters
+from jaxspec.checkpoints.head_files import places_of
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
+from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
@@ -19,7 +22,14 @@ VOCAB, NEW, REPEATS, ROWS = 6, 3, 6, 1920
 
 TREE = Topology.branching((2, 2, 1))
 SMALL = fakes.tiny(3, layers=3, vocab=VOCAB)
+CUT, SOME = (0, 2), np.array([4, 1, 0, 5])
 DRAFTERS = {
+    "cut draft of some ids, chain": DraftModel(
+        cut_decoder(SMALL, CUT, cut_parameters(SMALL, CUT)),
+        3,
+        jnp.asarray(SOME),
+        places_of(SOME, VOCAB),
+    ),
     "early exit, chain": EarlyExit(1, Topology.chain(3)),
     "early exit, tree": EarlyExit(1, TREE),
     "medusa, tree": Medusa(fakes.heads(SMALL, 3), TREE),
