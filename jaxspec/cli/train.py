@@ -140,7 +140,7 @@ def run_head(args: argparse.Namespace) -> int:
     from jaxspec.train.capture import read_states
     from jaxspec.train.corpus import Corpus
     from jaxspec.train.curves import draw_curves, require_matplotlib
-    from jaxspec.train.heads import train_head
+    from jaxspec.train.heads import Training
     from jaxspec.train.recipe import HeadRecipe
     from jaxspec.train.trainer import Settings
 
@@ -170,8 +170,6 @@ def run_head(args: argparse.Namespace) -> int:
         seed=args.seed,
         **own,
     )
-    taps = recipe.taps(target.decoder)
-    exhaust("parts read", read_states(target.decoder, corpus, taps), len(corpus))
     settings = Settings(
         args.steps,
         method=args.optimizer,
@@ -179,7 +177,10 @@ def run_head(args: argparse.Namespace) -> int:
         check_every=args.check_every,
     )
     folder = Path(args.out)
-    show(train_head(target, corpus, recipe, settings, folder), args.steps)
+    training = Training.begin(target, corpus, recipe, settings, folder)
+    reading = read_states(target.decoder, corpus, recipe.taps(target.decoder))
+    exhaust("parts read", reading, len(corpus))
+    show(training.run(), args.steps)
     if args.plot:
         print(draw_curves(folder), file=sys.stderr)
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.atomic import replace
-from jaxspec.checkpoints.disk import content_sha256
+from jaxspec.checkpoints.disk import sha256
 from jaxspec.checkpoints.known import KNOWN
 from jaxspec.errors import UserError
 from jaxspec.loading import LanguageModel
@@ -23,45 +23,67 @@ from jaxspec.train.recipe import HeadRecipe
 from jaxspec.train.trainer import Progress, Settings, Trainer
 
 
-def train_head(
-    target: LanguageModel,
-    corpus: Corpus,
-    recipe: HeadRecipe,
-    settings: Settings,
-    folder: Path,
-) -> Iterator[Progress]:
-    """Trains a drafter on texts that were read, and writes the best one to `folder`.
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A drafter that is about to learn, or that goes on: `begin` checks all of it."""
 
-    The best is that of the checkpoint whose guesses of held-out texts are worth most.
+    target: LanguageModel
+    corpus: Corpus
+    recipe: HeadRecipe
+    settings: Settings
+    folder: Path
+    pupil: Pupil
+    made_by: dict[str, Any]
 
-    Yields:
-        The progress of each step.
+    @classmethod
+    def begin(
+        cls,
+        target: LanguageModel,
+        corpus: Corpus,
+        recipe: HeadRecipe,
+        settings: Settings,
+        folder: Path,
+    ) -> "Training":
+        """Prepares a training in a folder; texts need not be read yet.
 
-    Raises:
-        UserError: the folder is of another training, or the recipe does not fit.
-    """
-    decoder = target.decoder
-    pupil = begin(decoder, corpus, recipe)
-    made_by: dict[str, Any] = {
-        "target": target.reference,
-        "texts": corpus.recipe,
-        "parts": len(corpus),
-        **dataclasses.asdict(recipe),
-        **dataclasses.asdict(settings),
-    }
-    if recipe.start is not None:
-        made_by["start_sha256"] = content_sha256(Path(recipe.start))
-    pin(folder / "training.json", made_by)
-    taps = recipe.taps(decoder)
-    batches = Batches(corpus, taps, recipe.rows, recipe.longest, recipe.seed)
-    trainer = Trainer(pupil.objective, decoder, batches, settings, folder)
-    best = yield from trainer.run(pupil.parameters)
-    pupil.write(folder, best.parameters)
-    held_out = trainer.judge(best.parameters).to_json() | {"step": int(best.step)}
-    write_card(folder, made_by, target.reference, held_out)
+        Raises:
+            UserError: the folder is of another training, or the recipe does not fit
+                the target or the drafter that it starts from.
+        """
+        pupil = new_pupil(target.decoder, corpus, recipe)
+        made_by: dict[str, Any] = {
+            "target": target.reference,
+            "texts": corpus.recipe,
+            "parts": len(corpus),
+            **dataclasses.asdict(recipe),
+            **dataclasses.asdict(settings),
+        }
+        if recipe.start is not None:
+            made_by["start_sha256"] = _weights_sha256(Path(recipe.start))
+        pin(folder / "training.json", made_by)
+        return cls(target, corpus, recipe, settings, folder, pupil, made_by)
+
+    def run(self) -> Iterator[Progress]:
+        """Trains on texts that were read, and writes the best drafter to the folder.
+
+        The best is that of the checkpoint whose guesses of held-out texts are worth
+        most.
+
+        Yields:
+            The progress of each step.
+        """
+        decoder, recipe = self.target.decoder, self.recipe
+        taps = recipe.taps(decoder)
+        batches = Batches(self.corpus, taps, recipe.rows, recipe.longest, recipe.seed)
+        objective = self.pupil.objective
+        trainer = Trainer(objective, decoder, batches, self.settings, self.folder)
+        best = yield from trainer.run(self.pupil.parameters)
+        self.pupil.write(self.folder, best.parameters)
+        held_out = trainer.judge(best.parameters).to_json() | {"step": int(best.step)}
+        write_card(self.folder, self.made_by, held_out)
 
 
-def begin(decoder: Decoder, corpus: Corpus, recipe: HeadRecipe) -> Pupil:
+def new_pupil(decoder: Decoder, corpus: Corpus, recipe: HeadRecipe) -> Pupil:
     """A new drafter of the ids that the texts have most, or one trained before.
 
     Raises:
@@ -97,15 +119,24 @@ def _refuse_other_shapes(start: str, found: Any, wanted: Any) -> None:
         )
 
 
-def write_card(folder: Path, made_by: dict, target: str, held_out: dict) -> None:
+def _weights_sha256(start: Path) -> str:
+    """Of the one file of weights that every kind has."""
+    file = start if start.is_file() else next(start.glob("*.safetensors"), None)
+    if file is None:
+        raise UserError(f"{start}: holds no weights in safetensors to start from")
+    return sha256(file)
+
+
+def write_card(folder: Path, made_by: dict, held_out: dict) -> None:
     """Says in `drafter.json` what a drafter is, how it was made and how good it is."""
-    known = KNOWN.get(target)
+    texts, known = made_by["texts"], KNOWN.get(made_by["target"])
+    # The first weights are the target's, and so are the texts but those that are given.
+    given = texts.get("texts") is not None
     card = {
         "kind": made_by["kind"],
-        "target": target,
-        "target_sha256": made_by["texts"].get("sha256"),
-        # The texts are the target's own, and so are the first weights.
-        "licence": None if known is None else known.licence,
+        "target": made_by["target"],
+        "target_sha256": texts.get("sha256"),
+        "licence": None if known is None or given else known.licence,
         "held_out": held_out,
         "made_by": made_by,
         "versions": {name: version(name) for name in ("jax", "flax", "optax")},

@@ -10,7 +10,7 @@ from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.train.capture import read_states
 from jaxspec.train.corpus import Corpus
-from jaxspec.train.heads import train_head
+from jaxspec.train.heads import Training
 from jaxspec.train.recipe import HeadRecipe
 from jaxspec.train.texts import Recipe, answer_prompts
 from jaxspec.train.trainer import Settings
@@ -45,7 +45,7 @@ def training(model, texts, folder, kind="eagle", changes=None, **special):
     """One of a kind; `changes` are to the settings, `special` is its recipe's own."""
     settings = dataclasses.replace(SETTINGS, **(changes or {}))
     recipe = HeadRecipe(kind, **TRAINING | special)
-    return train_head(model, texts, recipe, settings, folder)
+    return Training.begin(model, texts, recipe, settings, folder).run()
 
 
 if __name__ == "__main__":
