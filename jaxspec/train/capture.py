@@ -12,6 +12,7 @@ from jaxspec.cache import causal, run_rows
 from jaxspec.core.distributions import arg_max
 from jaxspec.models.decoder import Decoder
 from jaxspec.train.corpus import Corpus, States
+from jaxspec.types import Output
 
 ROWS = 8
 # Texts of like length are read together, padded to a multiple of this.
@@ -56,20 +57,28 @@ def pad_texts(
     return padded
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _forward(decoder: Decoder, tokens: Int[Array, "B T"], taps: tuple[int, ...]):
+def read_whole(
+    model: Decoder, tokens: Int[Array, "B T"], taps: tuple[int, ...] = ()
+) -> Output:
+    """What a model knows after each token of whole texts."""
     rows, length = tokens.shape
     lanes = jnp.arange(length)
     output, _ = run_rows(
-        decoder,
-        decoder.init_cache(rows, 0, 0),
-        decoder.init_scratch(rows, length),
+        model,
+        model.init_cache(rows, 0, 0),
+        model.init_scratch(rows, length),
         tokens,
         jnp.broadcast_to(lanes, tokens.shape),
         lanes,
         causal(rows, length),
         taps,
     )
+    return output
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _forward(decoder: Decoder, tokens: Int[Array, "B T"], taps: tuple[int, ...]):
+    output = read_whole(decoder, tokens, taps)
 
     def of_row(hidden: Float[Array, "T E"]):
         logits = decoder.unembed(decoder.norm(hidden))

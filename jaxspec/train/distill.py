@@ -10,12 +10,11 @@ import functools
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.cache import causal, run_rows
 from jaxspec.checkpoints.cut_draft import cut_decoder
 from jaxspec.models.decoder import Decoder
+from jaxspec.train.capture import read_whole
 from jaxspec.train.losses import mean_over
 from jaxspec.train.measures import Measures, measure
 from jaxspec.train.objective import Batch, Lesson
@@ -48,26 +47,10 @@ class DraftObjective:
     ) -> tuple[Float[Array, ""], Measures]:
         """The loss of a batch, and what the guesses are worth."""
         draft = cut_decoder(model, self.layers, own)
-        hidden = read(draft, batch.tokens)
+        hidden = read_whole(draft, batch.tokens).hidden
         logits = draft.unembed(draft.norm(hidden), self.known)
         lesson = Lesson.of(model, batch, self.known, self.loss)
         error, guesses = lesson.grade(logits)
         made = [guesses.begun(depth) for depth in range(self.depth)]
         loss = mean_over(error, lesson.supervised)
         return loss, measure(made, lesson.supervised)
-
-
-def read(model: Decoder, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
-    """What a model knows after each token of whole texts."""
-    rows, length = tokens.shape
-    lanes = jnp.arange(length)
-    output, _ = run_rows(
-        model,
-        model.init_cache(rows, 0, 0),
-        model.init_scratch(rows, length),
-        tokens,
-        jnp.broadcast_to(lanes, tokens.shape),
-        lanes,
-        causal(rows, length),
-    )
-    return output.hidden

@@ -10,7 +10,8 @@ import jaxspec
 from jaxspec.checkpoints.cut_draft import cut_decoder, cut_parameters
 from jaxspec.core.distributions import log_softmax
 from jaxspec.drafters.early_exit import ExitAdapter
-from jaxspec.train.distill import DraftObjective, read
+from jaxspec.train.capture import read_whole
+from jaxspec.train.distill import DraftObjective
 from jaxspec.train.early_exit import ExitObjective
 from jaxspec.train.losses import LOSSES
 from jaxspec.train.medusa import MedusaObjective
@@ -90,7 +91,9 @@ def test_a_cut_draft_learns_the_next_token(text):
     own = cut_parameters(target, (1,))
     loss, _ = DraftObjective(KNOWN, (1,), depth=2)(own, target, batch)
     draft = cut_decoder(target, (1,), own)
-    drafted = draft.unembed(draft.norm(read(draft, batch.tokens)), KNOWN)[0]
+    drafted = draft.unembed(draft.norm(read_whole(draft, batch.tokens).hidden), KNOWN)[
+        0
+    ]
     logits = np.asarray(target.unembed(target.norm(batch.hidden)))[0]
     written = np.asarray(batch.written)[0]
     np.testing.assert_allclose(
@@ -102,7 +105,9 @@ def test_a_draft_of_all_layers_says_what_the_target_says(text):
     target, batch = text
     layers = tuple(range(target.config.num_layers))
     draft = cut_decoder(target, layers, cut_parameters(target, layers))
-    np.testing.assert_allclose(read(draft, batch.tokens), batch.hidden, atol=1e-5)
+    np.testing.assert_allclose(
+        read_whole(draft, batch.tokens).hidden, batch.hidden, atol=1e-5
+    )
 
 
 def test_each_loss_is_the_one_that_is_asked_for(text):
