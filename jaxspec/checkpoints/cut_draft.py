@@ -1,11 +1,10 @@
 """Draft models that are cut from their target: a few layers between its two ends.
 
 The embedding and the vocabulary head are the target's own arrays, so that a file holds
-no more than the layers. The format is this project's own.
+no more than the layers.
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,21 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.checkpoints.atomic import replace
-from jaxspec.checkpoints.fields import Fields, read_json, refuse_all, shown
-from jaxspec.checkpoints.head_files import id_faults, open_weights, places_of
+from jaxspec.checkpoints.head_files import places_of
 from jaxspec.checkpoints.load import (
     expected_shapes,
     named_parameters,
-    read_tensor,
     with_parameters,
 )
-from jaxspec.checkpoints.tensors import is_norm, tensor_faults
+from jaxspec.checkpoints.own_files import open_config, read_own, write_own
 from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Decoder
 
-_CONFIG, _WEIGHTS, _IDS = "config.json", "model.safetensors", "token_map"
+_KIND = "draft"
 _SHARED = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -98,15 +94,7 @@ def cut_decoder(
 
 def write_cut(folder: Path, draft: CutDraft, dtype: Any = jnp.bfloat16) -> None:
     """Writes `config.json` and `model.safetensors`; `dtype` is that of the file."""
-    from safetensors.flax import save
-
-    tensors = {name: array.astype(dtype) for name, array in draft.own.items()}
-    if draft.known is not None:
-        tensors[_IDS] = jnp.asarray(draft.known, jnp.int32)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / _WEIGHTS, save(tensors))
-    config = {"drafter": "draft", "layers": list(draft.layers)}
-    replace(folder / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    write_own(folder, _KIND, draft.layers, draft.own, draft.known, dtype)
 
 
 def load_cut(
@@ -119,39 +107,17 @@ def load_cut(
     """
     folder = Path(path)
     layers = _layers(folder, target)
-    file = folder / _WEIGHTS
-    tensors = dict(open_weights(file))
-    stored = tensors.pop(_IDS, None)
     shapes = {
         name: shape
         for name, shape in expected_shapes(cut_config(target, layers)).items()
         if name not in _SHARED
     }
-
-    def unused(source: str) -> str:
-        return f"tensor `{shown(source)[1:-1]}` is none of a draft of these layers"
-
-    faults = tensor_faults(tensors, shapes, shapes, unused)
-    faults += [] if stored is None else id_faults(stored, target.vocab_size)
-    refuse_all(faults, str(file))
-    own = {
-        name: jnp.asarray(
-            read_tensor(tensors[name], jnp.float32 if is_norm(name) else dtype)
-        )
-        for name in shapes
-    }
-    known = None if stored is None else stored.rows(0, stored.shape[0])
-    return CutDraft(layers, own, known)
+    found = read_own(folder, _KIND, shapes, target.vocab_size, dtype)
+    return CutDraft(layers, found.parameters, found.known)
 
 
 def _layers(folder: Path, target: ModelConfig) -> tuple[int, ...]:
-    path = folder / _CONFIG
-    if not path.is_file():
-        raise UserError(
-            f"{folder}: holds no {_CONFIG} of a draft of `jaxspec train draft`"
-        )
-    fields = Fields(read_json(path), str(path))
-    fields.choice("drafter", {"draft": True})
+    fields = open_config(folder, _KIND)
     layers = fields.raw("layers")
     count = target.num_layers
     if not isinstance(layers, list) or not all(

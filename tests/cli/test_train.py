@@ -172,7 +172,7 @@ def test_a_cut_draft_is_trained_and_drafts(model, texts, tmp_path):
     assert drafted.returncode == 0, drafted.stderr
     assert drafted.stdout == plain.stdout != ""
     nowhere = train("draft", model, texts, tmp_path / "x", *few, "--from", "nowhere")
-    assert_refused(nowhere, "nowhere: holds no config.json of a draft")
+    assert_refused(nowhere, "nowhere: holds no config.json of what `jaxspec")
     beyond = train("draft", model, texts, tmp_path / "x", "--layers", "0,6")
     assert_refused(beyond, "draft model of the layers [0, 6], expected one or more")
 

@@ -91,7 +91,10 @@ BAD = {
     "more layers": ({"layers": [0, 1, 2]}, "`layers.2.mlp.up_proj.weight` is missing"),
     "a missing tensor": ({NORM: None}, f"`{NORM}` is missing"),
     "another shape": ({NORM: np.ones(3, "f4")}, "has shape [3], expected [32]"),
-    "something else": ({"fc": np.ones(3, "f4")}, "`fc` is none of a draft of these"),
+    "something else": (
+        {"fc": np.ones(3, "f4")},
+        "`fc` is none of `jaxspec train",
+    ),
     "an id twice": ({"token_map": np.array([1, 1])}, "expected different ones"),
 }
 
@@ -106,5 +109,5 @@ def test_files_that_do_not_fit_are_refused(target, written, name):
 
 
 def test_a_folder_of_something_else_is_refused(target, tmp_path):
-    with pytest.raises(jaxspec.UserError, match=r"holds no config\.json of a draft of"):
+    with pytest.raises(jaxspec.UserError, match=r"holds no config\.json of what"):
         generator(target, tmp_path)

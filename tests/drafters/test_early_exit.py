@@ -170,7 +170,10 @@ BAD = {
         "`norm.weight` has shape [16], expected [32]",
     ),
     "no map": ({"linear.weight": None}, "`linear.weight` is missing"),
-    "something else": ({"fc.weight": np.ones(3, "f4")}, "is none of an exit adapter"),
+    "something else": (
+        {"fc.weight": np.ones(3, "f4")},
+        "is none of `jaxspec train",
+    ),
     "ids out of range": ({"token_map": np.array([1, 64])}, "has ids from 1 to 64"),
     "an id twice": ({"token_map": np.array([1, 1])}, "expected different ones"),
     "ids that are none": ({"token_map": np.ones(2, "f4")}, "is no list of ids"),
