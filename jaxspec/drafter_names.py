@@ -5,8 +5,6 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from jaxspec.arguments import MOST_NODES, Tree, find_tree
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
@@ -19,6 +17,7 @@ from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError
 from jaxspec.loading import LanguageModel, require_same_tokenizer
 from jaxspec.row_options import is_whole
+from jaxspec.shipped import AUTO, best
 from jaxspec.types import Drafter
 
 DEFAULT_DRAFT_TOKENS = 4
@@ -54,6 +53,9 @@ def make_drafter(
             what is asked for.
     """
     shape = _asked_shape(count, tree)
+    if drafter == AUTO:
+        found = best(target.reference)
+        drafter, shape = found.name, shape or find_shape(found.shape)
     if isinstance(drafter, str):
         check_name(drafter, tree)
         name, _, argument = drafter.partition(":")
@@ -84,7 +86,7 @@ def check_name(name: str, tree: Tree | None = None) -> None:
     if found is None or not (argument if found.argument else name == kind):
         names = [k + (f":{v.argument}" if v.argument else "") for k, v in NAMED.items()]
         raise UserError(
-            f"drafter is {name!r}, expected {', '.join(names)}, none or a model"
+            f"drafter is {name!r}, expected {AUTO}, {', '.join(names)}, none or a model"
         )
     asked = CHAIN if tree is None else TREE
     asked = DYNAMIC if isinstance(tree, DynamicTree) else asked
@@ -106,6 +108,11 @@ def _asked_shape(count: int | None, tree: Tree | None) -> Shape | None:
     if tree is not None:
         return find_tree(tree)
     return None if count is None else Topology.chain(count)
+
+
+def find_shape(sizes: tuple[int, ...]) -> Topology:
+    """A chain of k if there is one size, else a tree of these levels."""
+    return Topology.chain(*sizes) if len(sizes) == 1 else Topology.branching(sizes)
 
 
 def _default_chain() -> Topology:
@@ -165,14 +172,11 @@ def _eagle(target: LanguageModel, path: str, shape: Shape | None) -> Eagle:
 
 def _draft(target: LanguageModel, path: str, shape: Shape | None) -> DraftModel:
     """A model that was cut from the target, with the target's embedding and head."""
-    from jaxspec.checkpoints.cut_draft import cut_decoder, load_cut
+    from jaxspec.checkpoints.cut_draft import load_cut
 
     decoder = target.decoder
     draft = load_cut(path, decoder.config, decoder.dtype)
-    model = cut_decoder(decoder, draft.layers, draft.own)
-    known = None if draft.known is None else jnp.asarray(draft.known)
-    places = draft.places(decoder.vocab_size)
-    return DraftModel(model, shape or _default_chain(), known, places)
+    return DraftModel(draft.model(decoder), shape or _default_chain())
 
 
 NAMED = {

@@ -66,14 +66,15 @@ class Generator:
 
         Args:
             target: whose distribution the output has.
-            drafter: a model of the same tokenizer, `"prompt-lookup"`, `"early-exit:N"`
+            drafter: a model of the same tokenizer, `"auto"` (the best that comes with
+                jaxspec for this target), `"prompt-lookup"`, `"early-exit:N"`
                 (the target's own first N layers), `"early-exit:PATH"` (the same with
                 an adapter from `jaxspec train`), `"medusa:PATH"` (a file of Medusa
                 heads), `"eagle:PATH"` (the folder of an EAGLE head), `"draft:PATH"` (a
                 model cut from the target by `jaxspec train`), a drafter made by hand,
                 or None for plain decoding.
-            draft_tokens: k, of each round; by default 4 (of Medusa all heads), in a
-                chain.
+            draft_tokens: k, of each round; by default 4 (of Medusa all heads, of
+                `"auto"` the shape that was measured best), in a chain.
             tree: draft a tree instead: `(4, 2, 1)` has 4 first tokens, 2 more after
                 each of them, and 1 after each of those; or any `Topology`; or, with a
                 draft model or an EAGLE head, a `DynamicTree`.

@@ -4,10 +4,11 @@
     python -m tests.spec_bench FILE.jsonl RESULTS.jsonl          # only the table
 
 FILE.jsonl has Spec-Bench's questions (Xia et al. 2024); the first turns of the first 5
-of each category are asked. A DRAFTER is one that `Generator` takes by name, with its
-shape after an @: `prompt-lookup@7` is a chain of 7, `eagle:head@4,2,1` a tree. Every
-question is answered by plain decoding and by all drafters in turn, greedily and at
-temperature 1. Answers are added to RESULTS.jsonl; a run that was interrupted goes on.
+of each category are asked, one of each category after the other. A DRAFTER is one that
+`Generator` takes by name, with its shape after an @: `prompt-lookup@7` is a chain of 7,
+`eagle:head@4,2,1` a tree. Every question is answered by plain decoding and by all
+drafters in turn, greedily and at temperature 1. Answers are added to RESULTS.jsonl; a
+run that was interrupted goes on.
 """
 
 import collections
@@ -24,13 +25,17 @@ PLAIN = "plain"
 
 
 def questions(path):
-    """The first few of each category."""
-    seen = collections.Counter()
+    """The first few of each category, the first of all categories first."""
+    by_category = collections.defaultdict(list)
     for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines():
         question = json.loads(line)
-        seen[question["category"]] += 1
-        if seen[question["category"]] <= QUESTIONS:
-            yield question
+        by_category[question["category"]].append(question)
+    return [
+        asked[number]
+        for number in range(QUESTIONS)
+        for asked in by_category.values()
+        if number < len(asked)
+    ]
 
 
 def generator(model, name):

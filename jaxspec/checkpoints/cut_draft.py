@@ -13,15 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
+from jaxspec.checkpoints.disk import sha256
 from jaxspec.checkpoints.head_files import places_of
 from jaxspec.checkpoints.load import (
     expected_shapes,
     named_parameters,
     with_parameters,
 )
-from jaxspec.checkpoints.own_files import open_config, read_own, write_own
+from jaxspec.checkpoints.own_files import WEIGHTS, open_config, read_own, write_own
+from jaxspec.drafters.some_ids import SomeIds
 from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Decoder
@@ -43,9 +45,13 @@ class CutDraft(NamedTuple):
     own: Mapping[str, jax.Array]
     known: Int[np.ndarray, " v"] | None
 
-    def places(self, vocabulary: int) -> Int[Array, " V"] | None:
-        """Where each id stands among those that it drafts, their number if nowhere."""
-        return None if self.known is None else places_of(self.known, vocabulary)
+    def model(self, target: Decoder) -> Decoder | SomeIds:
+        """What drafts, with the target's own arrays at both ends."""
+        decoder = cut_decoder(target, self.layers, self.own)
+        if self.known is None:
+            return decoder
+        places = places_of(self.known, target.vocab_size)
+        return SomeIds(decoder, jnp.asarray(self.known), places)
 
 
 def cut_config(target: ModelConfig, layers: tuple[int, ...]) -> ModelConfig:
@@ -114,6 +120,11 @@ def load_cut(
     }
     found = read_own(folder, _KIND, shapes, target.vocab_size, dtype)
     return CutDraft(layers, found.parameters, found.known)
+
+
+def cut_sha256(path: str | os.PathLike[str]) -> str:
+    """The hash of what `load_cut` reads, by which texts know who wrote them."""
+    return sha256(Path(path) / WEIGHTS)
 
 
 def _layers(folder: Path, target: ModelConfig) -> tuple[int, ...]:

@@ -21,7 +21,8 @@ from jaxspec.checkpoints.load import read_tensor
 from jaxspec.checkpoints.tensors import is_norm, tensor_faults
 from jaxspec.errors import UserError
 
-_CONFIG, _WEIGHTS, _IDS = "config.json", "model.safetensors", "token_map"
+WEIGHTS = "model.safetensors"
+_CONFIG, _IDS = "config.json", "token_map"
 Layers = int | tuple[int, ...]
 
 
@@ -64,7 +65,7 @@ def write_own(
     if known is not None:
         tensors[_IDS] = jnp.asarray(known, jnp.int32)
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / _WEIGHTS, save(tensors))
+    replace(folder / WEIGHTS, save(tensors))
     config = {"drafter": kind, "layers": layers}
     replace(folder / _CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
@@ -97,7 +98,7 @@ def read_own(
     Raises:
         UserError: lists what is missing, unknown, or of another shape.
     """
-    file = folder / _WEIGHTS
+    file = folder / WEIGHTS
     tensors = dict(open_weights(file))
     stored = tensors.pop(_IDS, None)
 

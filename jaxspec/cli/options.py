@@ -13,6 +13,7 @@ from jaxspec.drafter_names import DEFAULT_DRAFT_TOKENS, check_name
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import load
+from jaxspec.shipped import AUTO, best
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_RULE = "rejection"
@@ -42,7 +43,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         metavar="NAME",
         default="prompt-lookup",
-        help="prompt-lookup copies from the text so far; early-exit:N drafts with the "
+        help="auto is the best that comes with jaxspec for the model; prompt-lookup "
+        "copies from the text so far; early-exit:N drafts with the "
         "model's own first N layers (a model not trained for it accepts little), "
         "early-exit:PATH with an adapter that was trained for it; "
         "medusa:PATH with heads that were trained for it, each for one of the next "
@@ -120,7 +122,9 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
         check_pairing(rule, find_tree(args.tree))
     if args.drafter == "none" and args.tree is not None:
         raise UserError("--tree has no effect with --drafter none; leave one out")
-    if args.draft_model is None and args.drafter != "none":
+    if args.drafter == AUTO:
+        check_name(best(args.model).name, args.tree)
+    elif args.draft_model is None and args.drafter != "none":
         check_name(args.drafter, args.tree)
     target = load(args.model, args.dtype)
     if args.drafter == "none":

@@ -11,7 +11,7 @@ from jaxspec.cli.options import DEFAULT_MODEL, add_verb
 from jaxspec.cli.prompts import read_prompts, read_texts
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
-from jaxspec.loading import load
+from jaxspec.loading import LanguageModel, load
 from jaxspec.progress import watching
 
 
@@ -24,7 +24,8 @@ def add_data(kinds: Any) -> None:
         help="let the model write texts to learn from",
         description="Lets the model write texts: answers to questions that it asks "
         "itself, or to given prompts. Or takes texts that are given.",
-        epilog="example:\n  jaxspec train data --out texts --tokens 300000\n",
+        epilog="examples:\n  jaxspec train data --out texts --tokens 300000\n"
+        "  jaxspec train data --out own --tokens 50000 --writer draft\n",
     )
     add = parser.add_argument
     add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
@@ -36,6 +37,12 @@ def add_data(kinds: Any) -> None:
         metavar="FILE",
         help='take the texts of a JSONL file, {"text": ...} or {"messages": ...} a '
         "line, as they are: of a chat the last answer is learned",
+    )
+    add(
+        "--writer",
+        metavar="DIR",
+        help="let a draft of jaxspec train draft write the answers, to go on learning "
+        "from what it says itself (train draft --from DIR)",
     )
     add("--chat", action="store_true", help="a prompt is what the user says in a chat")
     add(
@@ -61,6 +68,7 @@ def run_data(args: argparse.Namespace) -> int:
     Raises:
         UserError: an option is wrong, or the folder holds other texts.
     """
+    from jaxspec.checkpoints.cut_draft import cut_sha256
     from jaxspec.checkpoints.disk import content_sha256
     from jaxspec.checkpoints.hub import fetch
     from jaxspec.train.corpus import Corpus
@@ -72,9 +80,13 @@ def run_data(args: argparse.Namespace) -> int:
         raise UserError("give one of --tokens, --prompts and --texts")
     if args.chat and args.prompts is None:
         raise UserError("--chat has no effect without --prompts; leave it out")
+    if args.writer is not None and args.texts is not None:
+        raise UserError("--writer has no effect with --texts; leave one out")
     refuse_below_one(args, ("tokens", "answer_tokens", "rows"))
     prompts = None if args.prompts is None else read_prompts(args.prompts, args.chat)
     texts = None if args.texts is None else read_texts(args.texts)
+    model = load(args.model)
+    writer = model if args.writer is None else load_draft(model, args.writer)
     recipe = Recipe(
         args.model,
         content_sha256(Path(fetch(args.model))),
@@ -82,20 +94,34 @@ def run_data(args: argparse.Namespace) -> int:
         answer_tokens=args.answer_tokens,
         seed=args.seed,
         prompts=None if prompts is None else _hash(prompts),
+        writer=None if args.writer is None else cut_sha256(args.writer),
         texts=None if texts is None else _hash(texts),
     )
     corpus = Corpus.create(args.out, recipe.to_json())
-    model = load(args.model)
     if texts is not None:
         made = keep_texts(model, corpus, recipe.rows, texts)
         exhaust("texts", made, len(texts))
     elif prompts is not None:
-        made = answer_prompts(Generator(model), corpus, recipe, prompts)
+        made = answer_prompts(Generator(writer), corpus, recipe, prompts)
         exhaust("prompts", made, len(prompts))
     else:
-        made = write_texts(Generator(model), corpus, recipe, args.tokens)
+        asks, writes = Generator(model), Generator(writer)
+        made = write_texts(asks, writes, corpus, recipe, args.tokens)
         exhaust("tokens", made, args.tokens)
     return 0
+
+
+def load_draft(target: LanguageModel, folder: str) -> LanguageModel:
+    """A draft that was cut from the target, as a model that writes.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    from jaxspec.checkpoints.cut_draft import load_cut
+
+    decoder = target.decoder
+    draft = load_cut(folder, decoder.config, decoder.dtype).model(decoder)
+    return LanguageModel(folder, draft, target.tokenizer)  # pyright: ignore
 
 
 def _hash(prompts: list) -> str:

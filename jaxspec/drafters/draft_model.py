@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxspec.cache import KVCache, causal, run_rows
-from jaxspec.core.distributions import widen
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.dynamic import Expansion
@@ -38,7 +37,7 @@ class DraftModelState(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["model", "known", "places"],
+    data_fields=["model"],
     meta_fields=["shape"],
 )
 @dataclass(frozen=True)
@@ -47,14 +46,10 @@ class DraftModel(Shaped):
 
     Attributes:
         shape: of the draft: k, of a chain, or a tree.
-        known: the ids that are drafted; None: all.
-        places: where each id stands among them, their number if it does not.
     """
 
     model: Any
     shape: int | Topology | DynamicTree
-    known: Int[Array, " v"] | None = None
-    places: Int[Array, " V"] | None = None
 
     taps = ()
     prefix_layers = 0
@@ -118,8 +113,7 @@ class DraftModel(Shaped):
             return scratch, output.hidden
 
         def logits(hidden):
-            logits = self.model.unembed(self.model.norm(hidden), self.known)
-            return logits if self.places is None else widen(logits, self.places)
+            return self.model.unembed(self.model.norm(hidden))
 
         def feed(scratch, tokens, level: Level):
             # The root is one past the cache.

@@ -35,6 +35,7 @@ class Recipe:
         temperatures: of the answers, in turn; questions are drawn at 1.
         seed: of all of them.
         prompts: a hash of the given prompts; None: the target asks itself.
+        writer: a hash of the draft model that answers; None: the target itself.
         texts: a hash of given texts that nobody draws.
     """
 
@@ -46,6 +47,7 @@ class Recipe:
     temperatures: tuple[float, ...] = (0.0, 1.0)
     seed: int = 0
     prompts: str | None = None
+    writer: str | None = None
     texts: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -59,35 +61,44 @@ class Recipe:
 
 
 def write_texts(
-    generator: Generator, corpus: Corpus, recipe: Recipe, tokens: int
+    asker: Generator, writer: Generator, corpus: Corpus, recipe: Recipe, tokens: int
 ) -> Iterator[int]:
-    """Adds parts until the target wrote `tokens`; yields how many it has so far."""
+    """Adds parts until answers have `tokens`; yields how many they have so far.
+
+    Args:
+        asker: of the target.
+        writer: of the target too, or of the draft that is to learn from what it writes
+            itself: the on-policy samples of Zhou et al. 2024 (DistillSpec), 3.
+        corpus: that the parts are added to.
+        recipe: of the texts.
+        tokens: the least that are written.
+    """
     written = sum(corpus.texts(part).written for part in range(len(corpus)))
     yield written
     while written < tokens:
         part = len(corpus)
-        questions = ask(generator, recipe, part)
+        questions = ask(asker, recipe, part)
         if not questions:
             raise UserError(
-                f"{generator.target.reference} asked itself nothing: no question of "
+                f"{asker.target.reference} asked itself nothing: no question of "
                 f"{recipe.rows} ended within {recipe.question_tokens} tokens; give it "
                 "prompts to answer"
             )
-        texts = answer(generator, recipe, part, questions)
+        texts = answer(writer, recipe, part, questions)
         corpus.write_texts(part, texts)
         written += texts.written
         yield written
 
 
 def answer_prompts(
-    generator: Generator, corpus: Corpus, recipe: Recipe, prompts: Sequence[Prompt]
+    writer: Generator, corpus: Corpus, recipe: Recipe, prompts: Sequence[Prompt]
 ) -> Iterator[int]:
-    """Adds the target's answers to given prompts; yields how many it has so far."""
+    """Adds the answers to given prompts; yields how many there are so far."""
     parts = -(-len(prompts) // recipe.rows)
     for part in range(len(corpus), parts):
         yield part * recipe.rows
         given = prompts[part * recipe.rows : (part + 1) * recipe.rows]
-        corpus.write_texts(part, answer(generator, recipe, part, given))
+        corpus.write_texts(part, answer(writer, recipe, part, given))
     yield len(prompts)
 
 
@@ -117,13 +128,13 @@ def chat_prefix(tokenizer: Tokenizer) -> list[int]:
 
 
 def answer(
-    generator: Generator, recipe: Recipe, part: int, prompts: Sequence[Prompt]
+    writer: Generator, recipe: Recipe, part: int, prompts: Sequence[Prompt]
 ) -> Texts:
-    """The target's answers, as texts that begin with their prompts."""
+    """The writer's answers, as texts that begin with their prompts."""
     heat = recipe.temperatures
     rows = range(len(prompts))
-    given = [prompt_ids(generator.target, prompt) for prompt in prompts]
-    results = generator.generate(
+    given = [prompt_ids(writer.target, prompt) for prompt in prompts]
+    results = writer.generate(
         given,
         max_new_tokens=recipe.answer_tokens,
         temperature=[heat[row % len(heat)] for row in rows],

@@ -1,10 +1,13 @@
 """`jaxspec train`: the real command, from prompts to a head that drafts."""
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.cli.train_data import load_draft
 from jaxspec.train.corpus import Corpus
 from tests.checkpoints.writers import random_tensors, tiny_config, write_hf_folder
 from tests.cli.test_generate import assert_refused, jaxspec_command
@@ -159,22 +162,52 @@ def test_texts_of_another_model_teach_nothing(texts, tmp_path):
     assert_refused(done, "these texts are of", "let it write its own")
 
 
-def test_a_cut_draft_is_trained_and_drafts(model, texts, tmp_path):
-    out = tmp_path / "draft"
-    few = ("--draft-vocabulary", "64", "--layers", "0,5")
-    done = train("draft", model, texts, out, *few)
+CUT = ("--draft-vocabulary", "64", "--layers", "0,5")
+
+
+@pytest.fixture(scope="module")
+def draft(model, texts, tmp_path_factory):
+    out = tmp_path_factory.mktemp("draft")
+    done = train("draft", model, texts, out, *CUT)
     assert done.returncode == 0, done.stderr
+    return str(out)
+
+
+def test_a_cut_draft_is_trained_and_drafts(model, texts, draft, tmp_path):
     ask = ("generate", "--model", model, "--prompt", "the cat")
     drafted, plain = (
         jaxspec_command(*ask, "--max-new-tokens", "16", "--drafter", drafter)
-        for drafter in (f"draft:{out}", "none")
+        for drafter in (f"draft:{draft}", "none")
     )
     assert drafted.returncode == 0, drafted.stderr
     assert drafted.stdout == plain.stdout != ""
-    nowhere = train("draft", model, texts, tmp_path / "x", *few, "--from", "nowhere")
+    nowhere = train("draft", model, texts, tmp_path / "x", *CUT, "--from", "nowhere")
     assert_refused(nowhere, "nowhere: holds no config.json of what `jaxspec")
     beyond = train("draft", model, texts, tmp_path / "x", "--layers", "0,6")
     assert_refused(beyond, "draft model of the layers [0, 6], expected one or more")
+
+
+def test_a_draft_goes_on_with_what_it_writes_itself(model, texts, draft, tmp_path):
+    """Every other answer is greedy."""
+    prompts, own = Path(texts).parent / "prompts.jsonl", tmp_path / "own"
+    command = ("--prompts", str(prompts), "--rows", "6", "--answer-tokens", "16")
+    command += ("--out", str(own), "--writer", draft)
+    done = jaxspec_command("train", "data", "--model", model, *command)
+    assert done.returncode == 0, done.stderr
+    target = jaxspec.load(model)
+    itself = jaxspec.Generator(load_draft(target, draft))
+    part = Corpus.open(own).texts(0)
+    for text, start in list(zip(part.each(), part.starts, strict=True))[::2]:
+        given = text[:start].tolist()
+        assert (
+            itself.generate(given, max_new_tokens=16).token_ids == text[start:].tolist()
+        )
+    theirs = Corpus.open(texts).texts(0)
+    assert not np.array_equal(part.tokens, theirs.tokens)
+    options = (*CUT, "--from", draft)
+    assert train("draft", model, str(own), tmp_path / "on", *options).returncode == 0
+    nobody = jaxspec_command("train", "data", "--model", model, *command[:-1], "nobody")
+    assert_refused(nobody, "nobody: holds no config.json")
 
 
 @pytest.mark.parametrize(

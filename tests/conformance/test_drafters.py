@@ -19,6 +19,7 @@ from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
+from jaxspec.drafters.some_ids import SomeIds
 from jaxspec.types import Chunk, Context, Target
 from tests import fakes, runs
 from tests.hlo import host_traffic
@@ -33,7 +34,7 @@ DRAFTERS = {
     "autoregressive": lambda draft: Autoregressive(),
     "draft_model": lambda draft: DraftModel(draft, NODES),
     "draft_model of listed ids": lambda draft: DraftModel(
-        draft, NODES, jnp.asarray(ORDERED), places_of(ORDERED, 64)
+        SomeIds(draft, jnp.asarray(ORDERED), places_of(ORDERED, 64)), NODES
     ),
     "draft_model, dynamic tree": lambda draft: DraftModel(draft, DynamicTree(3, 2, 7)),
     "draft_model, tree": lambda draft: DraftModel(draft, TREE),

@@ -67,7 +67,7 @@ def test_a_draft_of_all_layers_is_always_accepted(target, tmp_path):
 
 
 def test_its_ends_are_the_targets_own_arrays(target, written):
-    model = generator(target, written[0]).drafter.model
+    model = generator(target, written[0]).drafter.model.model
     shared = model.embed_tokens.weight[...], target.embed_tokens.weight[...]
     assert shared[0].unsafe_buffer_pointer() == shared[1].unsafe_buffer_pointer()
 

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.checkpoints.cut_draft import cut_decoder, cut_parameters
-from jaxspec.checkpoints.head_files import places_of
+from jaxspec.checkpoints.cut_draft import CutDraft, cut_parameters
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.draft_model import DraftModel
@@ -25,10 +24,7 @@ SMALL = fakes.tiny(3, layers=3, vocab=VOCAB)
 CUT, SOME = (0, 2), np.array([4, 1, 0, 5])
 DRAFTERS = {
     "cut draft of some ids, chain": DraftModel(
-        cut_decoder(SMALL, CUT, cut_parameters(SMALL, CUT)),
-        3,
-        jnp.asarray(SOME),
-        places_of(SOME, VOCAB),
+        CutDraft(CUT, cut_parameters(SMALL, CUT), SOME).model(SMALL), 3
     ),
     "early exit, chain": EarlyExit(1, Topology.chain(3)),
     "early exit, tree": EarlyExit(1, TREE),
