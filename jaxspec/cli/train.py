@@ -55,8 +55,6 @@ _HEADS = {
     "early-exit": ("an adapter for an exit after some of the model's layers", 1e-3),
     "draft": ("a small model cut from the model: some of its own layers", 3e-4),
 }
-# What only some kinds have.
-_OWN_NUMBERS = ("inner", "blocks", "layers")
 # What a kind cannot do without, for the example of its help.
 _NEEDED = {"early-exit": " --layers 15", "draft": " --layers 0,29"}
 
@@ -86,15 +84,6 @@ def _add_head(kinds: Any, kind: str) -> None:
         )
     if kind == "eagle":
         add("--inner", metavar="N", type=int, help="width of its MLP (the model's)")
-    if kind == "medusa":
-        add(
-            "--blocks",
-            metavar="N",
-            type=int,
-            default=1,
-            help="of a head, each of which takes back little of the model's own guess, "
-            "and adds as much as it likes (default: %(default)s)",
-        )
     if kind == "early-exit":
         add("--layers", metavar="N", type=int, required=True, help="before the exit")
     if kind == "draft":
@@ -155,9 +144,10 @@ def run_head(args: argparse.Namespace) -> int:
     from jaxspec.train.recipe import HeadRecipe
     from jaxspec.train.trainer import Settings
 
-    options = vars(args)
-    own = {n: options[n] for n in _OWN_NUMBERS if options.get(n) is not None}
-    refuse_below_one(args, (*_NUMBERS, *own))
+    own = {name: getattr(args, name, None) for name in ("inner", "layers")}
+    refuse_below_one(
+        args, (*_NUMBERS, *(name for name in own if own[name] is not None))
+    )
     if not 0 < args.learning_rate < 1:
         raise UserError(
             f"--learning-rate is {args.learning_rate}, expected a number from 0 to 1"

@@ -69,7 +69,7 @@ def _read_eagle(path: Path, target: Decoder, recipe: HeadRecipe):
 
 
 def _new_medusa(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
-    heads = new_medusa(target, recipe.depth, recipe.blocks)
+    heads = new_medusa(target, recipe.depth)
     objective = MedusaObjective(jnp.asarray(known), loss=recipe.loss)
     return Pupil(heads, objective, lambda folder, h: write_medusa(folder, h, known))
 

@@ -96,12 +96,12 @@ def one_layer(target: ModelConfig, inner: int) -> ModelConfig:
     )
 
 
-def new_medusa(target: Decoder, count: int, blocks: int) -> Heads:
+def new_medusa(target: Decoder, count: int) -> Heads:
     """Medusa heads that change nothing yet: their blocks are zero, as in the paper."""
     width = target.config.hidden_size
     return Heads(
-        jnp.zeros((count, blocks, width, width), jnp.float32),
-        jnp.zeros((count, blocks, width), jnp.float32),
+        jnp.zeros((count, 1, width, width), jnp.float32),
+        jnp.zeros((count, 1, width), jnp.float32),
     )
 
 

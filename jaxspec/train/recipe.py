@@ -19,7 +19,6 @@ class HeadRecipe:
         depth: guesses in a row: heads of Medusa, unrolled passes of EAGLE.
         draft_vocabulary: how many of the commonest ids it drafts.
         inner: width of EAGLE's MLP; None: the target's.
-        blocks: of a Medusa head.
         layers: of the target before an early exit.
         cut: the layers of the target that a draft model is made of.
         start: the folder of a drafter that was trained before, to go on from.
@@ -33,7 +32,6 @@ class HeadRecipe:
     depth: int = 4
     draft_vocabulary: int = 4096
     inner: int | None = None
-    blocks: int = 1
     layers: int | None = None
     cut: tuple[int, ...] = ()
     start: str | None = None
