@@ -1,6 +1,7 @@
 """`jaxspec demo`: one prompt with and without speculation, and what it gained."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.cli.options import DEFAULT_MODEL, add_verb
@@ -8,6 +9,7 @@ from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel, load
 from jaxspec.results import Result
 from jaxspec.row_options import check_options
+from jaxspec.shipped import AUTO, best
 
 # An answer that repeats its question: what prompt lookup is for.
 PROMPT = """\
@@ -17,6 +19,7 @@ Ada opened the notebook. Ada wrote a program for a machine that was not built ye
 The machine was never finished. The program was right, and Ada knew it.
 """
 DRAFT_TOKENS = 7
+PLAIN = "plain decoding"
 
 _EPILOG = """\
 examples:
@@ -53,18 +56,24 @@ def run(args: argparse.Namespace) -> int:
     check_options(1, max_new_tokens=args.max_new_tokens)
     console, notes = Console(highlight=False), Console(stderr=True)
     model = load(DEFAULT_MODEL)
-    plain = Generator(model)
-    speculative = Generator(model, "prompt-lookup", draft_tokens=DRAFT_TOKENS)
+    trained = best(DEFAULT_MODEL).kind
+    generators = {
+        PLAIN: Generator(model),
+        "prompt lookup": Generator(model, "prompt-lookup", draft_tokens=DRAFT_TOKENS),
+        trained: Generator(model, AUTO),
+    }
     chat = [{"role": "user", "content": args.prompt}]
     options = {"max_new_tokens": args.max_new_tokens}
     with notes.status("compiling and generating ..."):
         # Once to compile; what is shown and timed is the second run.
-        for generator in (plain, speculative):
+        for generator in generators.values():
             generator.generate(chat, **options)
-        without = plain.generate(chat, **options)
-        result = speculative.generate(chat, **options)
-    console.print(coloured(model, result))
-    console.print(summary(without, result))
+        results = {
+            name: generator.generate(chat, **options)
+            for name, generator in generators.items()
+        }
+    console.print(coloured(model, results[trained]))
+    console.print(summary(results))
     return 0
 
 
@@ -79,20 +88,23 @@ def coloured(model: LanguageModel, result: Result) -> Any:
     return text.append(decoder.flush())
 
 
-def summary(without: Result, result: Result) -> Any:
-    """A table of what the two runs did."""
+def summary(results: Mapping[str, Result]) -> Any:
+    """A table of what the runs did, that of plain decoding among them."""
     from rich.table import Table
 
     def shown(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    table = Table("", "plain decoding", "prompt lookup")
-    runs = [without.stats, result.stats]
+    def same(result: Result) -> str:
+        return "yes" if result.token_ids == results[PLAIN].token_ids else "NO"
+
+    table = Table("", *results)
+    runs = [result.stats for result in results.values()]
     rows = {
         "tokens/s": [shown(each.tokens_per_second, ".1f") for each in runs],
         "tokens per round": [shown(each.tokens_per_round, ".2f") for each in runs],
         "acceptance rate": [shown(each.acceptance_rate, ".0%") for each in runs],
-        "same tokens": ["", "yes" if without.token_ids == result.token_ids else "NO"],
+        "same tokens": [same(result) for result in results.values()],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)

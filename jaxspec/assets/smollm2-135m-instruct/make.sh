@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Makes the drafters of this folder again, each as `drafter.json` beside it says:
+#
+#     bash make.sh WORK_FOLDER
+#
+# The model writes its own texts, and four drafters learn from them. Every step goes on
+# where it was interrupted. Needs the [plot] extra. RESULTS.md has the wall times.
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+work="${1:?usage: bash make.sh WORK_FOLDER}"
+mkdir -p "$work"
+cd "$work"
+
+learn() { # KIND OUT OPTION...
+    jaxspec train "$1" --data texts --out "$2" --optimizer muon --plot "${@:3}"
+}
+curves() { # OUT NAME: what a training has told of itself
+    mkdir -p "$here/$2"
+    cp "$1"/drafter.json "$1"/metrics.jsonl "$1"/curves.png "$here/$2"
+}
+ship() { # OUT NAME
+    curves "$1" "$2"
+    cp "$1"/*.safetensors "$here/$2"
+    # Medusa heads have no config: their tensors say what they are.
+    if [ -f "$1/config.json" ]; then cp "$1/config.json" "$here/$2"; fi
+}
+
+jaxspec train data --out texts --rows 16 --tokens 300000 --seed 0
+
+# First the next token alone, then three in a row from the head's own guesses.
+learn eagle eagle-1 --depth 1 --steps 270 --check-every 45 --batch-size 16
+learn eagle eagle-3 --from eagle-1 --depth 3 --steps 90 --check-every 10 \
+    --batch-size 16 --learning-rate 0.001
+curves eagle-1 eagle/first
+ship eagle-3 eagle
+
+learn medusa medusa --depth 3 --steps 240 --check-every 60 --learning-rate 0.01
+learn medusa medusa-b --from medusa --depth 3 --steps 120 --check-every 60 \
+    --learning-rate 0.005
+curves medusa medusa/first
+ship medusa-b medusa
+
+learn early-exit early-exit --layers 15 --depth 3 --steps 270 --check-every 90 \
+    --learning-rate 0.003
+ship early-exit early-exit
+
+learn draft draft --layers 0,29 --steps 240 --check-every 60 --learning-rate 0.002
+learn draft draft-b --from draft --layers 0,29 --steps 110 --check-every 22 \
+    --learning-rate 0.001
+curves draft draft/first
+ship draft-b draft
