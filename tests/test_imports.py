@@ -17,7 +17,7 @@ LAYERS = [
     {"drafters", "decoding"},
     {"checkpoints", "tokenizer", "chat_template"},
     {"loading", "programs", "row_options", "requests", "results", "batching"},
-    {"stopping", "arguments", "acceptance_watch"},
+    {"stopping", "arguments", "acceptance_watch", "shipped"},
     {"drafter_names"},
     {"generator"},
     {"certify", "train"},
