@@ -172,7 +172,7 @@ BAD = {
         ["--drafter", "none", "--tree", "2,1"],
         "--tree has no effect with --drafter none",
     ),
-    "eagle of nothing": (["--drafter", "eagle:"], "'eagle:', expected auto, prompt-lookup"),
+    "eagle of nothing": (["--drafter", "eagle:"], "'eagle:', expected auto, "),
     "block and a tree": (
         [
             "--model",
