@@ -55,7 +55,7 @@ def make_drafter(
     shape = _asked_shape(count, tree)
     if drafter == AUTO:
         found = best(target.reference)
-        drafter, shape = found.name, shape or find_shape(found.shape)
+        drafter, shape = found.name, shape or _shape_of(found.shape)
     if isinstance(drafter, str):
         check_name(drafter, tree)
         name, _, argument = drafter.partition(":")
@@ -110,7 +110,7 @@ def _asked_shape(count: int | None, tree: Tree | None) -> Shape | None:
     return None if count is None else Topology.chain(count)
 
 
-def find_shape(sizes: tuple[int, ...]) -> Topology:
+def _shape_of(sizes: tuple[int, ...]) -> Topology:
     """A chain of k if there is one size, else a tree of these levels."""
     return Topology.chain(*sizes) if len(sizes) == 1 else Topology.branching(sizes)
 
@@ -172,11 +172,10 @@ def _eagle(target: LanguageModel, path: str, shape: Shape | None) -> Eagle:
 
 def _draft(target: LanguageModel, path: str, shape: Shape | None) -> DraftModel:
     """A model that was cut from the target, with the target's embedding and head."""
-    from jaxspec.checkpoints.cut_draft import load_cut
+    from jaxspec.checkpoints.cut_draft import load_cut_model
 
-    decoder = target.decoder
-    draft = load_cut(path, decoder.config, decoder.dtype)
-    return DraftModel(draft.model(decoder), shape or _default_chain())
+    model = load_cut_model(path, target.decoder)
+    return DraftModel(model, shape or _default_chain())
 
 
 NAMED = {

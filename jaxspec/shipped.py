@@ -12,7 +12,7 @@ _INDEX = "drafters.json"
 
 
 class Shipped(NamedTuple):
-    """A drafter, and the shape in which it was measured to be fastest.
+    """A drafter, and the shape that it drafts if none is asked for.
 
     Attributes:
         kind: of drafter, the name of its folder too.

@@ -122,6 +122,15 @@ def load_cut(
     return CutDraft(layers, found.parameters, found.known)
 
 
+def load_cut_model(path: str | os.PathLike[str], target: Decoder) -> Decoder | SomeIds:
+    """The model that a file holds, in the dtype of its target.
+
+    Raises:
+        UserError: as of `load_cut`.
+    """
+    return load_cut(path, target.config, target.dtype).model(target)
+
+
 def cut_sha256(path: str | os.PathLike[str]) -> str:
     """The hash of what `load_cut` reads, by which texts know who wrote them."""
     return sha256(Path(path) / WEIGHTS)

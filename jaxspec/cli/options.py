@@ -56,7 +56,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--draft-tokens",
         metavar="K",
         type=int,
-        help=f"tokens drafted in a round (default: {DEFAULT_DRAFT_TOKENS})",
+        help=f"tokens drafted in a round (default: {DEFAULT_DRAFT_TOKENS}; of medusa "
+        "all heads, of auto the shape that was measured best)",
     )
     add(
         "--tree",

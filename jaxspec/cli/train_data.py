@@ -105,8 +105,10 @@ def run_data(args: argparse.Namespace) -> int:
         made = answer_prompts(Generator(writer), corpus, recipe, prompts)
         exhaust("prompts", made, len(prompts))
     else:
-        asks, writes = Generator(model), Generator(writer)
-        made = write_texts(asks, writes, corpus, recipe, args.tokens)
+        asker = Generator(model)
+        # One generator for both where it is one model: its programs are compiled once.
+        answers = asker if writer is model else Generator(writer)
+        made = write_texts(asker, answers, corpus, recipe, args.tokens)
         exhaust("tokens", made, args.tokens)
     return 0
 
@@ -117,10 +119,9 @@ def load_draft(target: LanguageModel, folder: str) -> LanguageModel:
     Raises:
         UserError: the folder holds none.
     """
-    from jaxspec.checkpoints.cut_draft import load_cut
+    from jaxspec.checkpoints.cut_draft import load_cut_model
 
-    decoder = target.decoder
-    draft = load_cut(folder, decoder.config, decoder.dtype).model(decoder)
+    draft = load_cut_model(folder, target.decoder)
     return LanguageModel(folder, draft, target.tokenizer)  # pyright: ignore
 
 
