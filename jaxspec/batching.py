@@ -97,16 +97,16 @@ def pack_sequences(
     return Sequences(tokens, length)  # pyright: ignore
 
 
-def pack_eos(eos_ids: Collection[int]) -> Int[np.ndarray, " eos"]:
-    """The ids that end a row, padded with an id that no token has.
+def pack_eos(eos_ids: Collection[int], rows: int) -> Int[np.ndarray, "B eos"]:
+    """The ids that end each row, padded with an id that no token has.
 
     Raises:
         UserError: they are no ids.
     """
     if not _are_ids(eos_ids):
         raise UserError(f"eos_ids is {eos_ids!r}, expected ids from 0 to 2**31 - 1")
-    padded = np.full(power_of_two(len(eos_ids), EOS_SLOTS), -1, np.int32)
-    padded[: len(eos_ids)] = sorted(eos_ids)
+    padded = np.full((rows, power_of_two(len(eos_ids), EOS_SLOTS)), -1, np.int32)
+    padded[:, : len(eos_ids)] = sorted(eos_ids)
     return padded
 
 

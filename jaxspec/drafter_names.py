@@ -17,6 +17,7 @@ from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.errors import UserError
 from jaxspec.loading import LanguageModel, require_same_tokenizer
 from jaxspec.row_options import is_whole
+from jaxspec.sharding import Partition
 from jaxspec.shipped import AUTO, best
 from jaxspec.types import Drafter
 
@@ -73,6 +74,15 @@ def make_drafter(
     if not hasattr(drafter, "propose"):
         raise UserError(f"drafter is {drafter!r}, expected a model, a name or None")
     return drafter
+
+
+def place_drafter(partition: Partition, drafter: Drafter) -> Drafter:
+    """Puts a drafter's own parameters where the partition's rules for them say."""
+    own = getattr(drafter, "model", None) or getattr(drafter, "head", None)
+    config = getattr(own, "config", None)
+    decoder = getattr(config, "decoder", config)
+    # Without attention of its own nothing is split by heads.
+    return partition.place(drafter, getattr(decoder, "head_dim", 1), draft=True)
 
 
 def check_name(name: str, tree: Tree | None = None) -> None:

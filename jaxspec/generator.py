@@ -22,7 +22,7 @@ from jaxspec.core.report import Reporting
 from jaxspec.core.topology import Topology
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.decoding.state import RUNNING, DecodingState, Options, Prompts
-from jaxspec.drafter_names import make_drafter
+from jaxspec.drafter_names import make_drafter, place_drafter
 from jaxspec.errors import UserError, refuse
 from jaxspec.loading import LanguageModel, load
 from jaxspec.programs import Program
@@ -35,6 +35,7 @@ from jaxspec.requests import (
     make_requests,
 )
 from jaxspec.results import Result, Timing, idle_outcome, make_results, read_outcome
+from jaxspec.sharding import fetch
 from jaxspec.stopping import StopTexts
 from jaxspec.types import Drafter
 
@@ -96,15 +97,17 @@ class Generator:
         self.target = target
         self.rule = find_rule(rule)
         self.drafter = make_drafter(target, drafter, draft_tokens, tree)
+        if target.partition is not None:
+            self.drafter = place_drafter(target.partition, self.drafter)
         check_pairing(self.rule, self.drafter)
         self.capacity = capacity
         self._watch = AcceptanceWatch(self.drafter)
         # First chunk of a prompt, later chunks, rounds. The state is given away: the
         # caches are updated where they lie.
         self.programs = (
-            Program(prefill, static=1),
-            Program(prefill, static=1, donate=(2,)),
-            Program(decode, donate=(2,)),
+            Program(prefill, static=1, partition=target.partition),
+            Program(prefill, static=1, donate=(2,), partition=target.partition),
+            Program(decode, donate=(2,), partition=target.partition),
         )
 
     @classmethod
@@ -217,7 +220,7 @@ class Generator:
         """
         requests = make_requests(self.target, prompts, **options)
         check_call(batch_size=batch_size, log_probs=log_probs)
-        size = batch_size or max(len(requests), 1)
+        size = self._whole_rows(batch_size or max(len(requests), 1))
         capacity = self._capacity_for(requests)
         batches = [requests[at : at + size] for at in range(0, len(requests), size)]
         return (
@@ -251,10 +254,11 @@ class Generator:
                 f"{self.target.reference} has no tokenizer to make text with"
             )
         requests = make_requests(self.target, [prompt], **options)
-        prompts = pack(requests, 1, self._capacity_for(requests))
+        rows = self._whole_rows(1)
+        prompts = pack(requests, rows, self._capacity_for(requests))
         watcher = StopTexts(requests, tokenizer, include_stop, all_rows=True)
         reader, shown = watcher.rows[0], 0
-        call = self.pack_options(requests, 1, eos_ids, None)
+        call = self.pack_options(requests, rows, eos_ids, None)
         for state in self._states(prompts, call, rounds=1, watch=watcher.watch):
             yield reader.text[shown : reader.safe]
             shown = reader.safe
@@ -262,6 +266,12 @@ class Generator:
                 self._watch.see(read_outcome(state).statistics)
         reader.finish()
         yield reader.text[shown:]
+
+    def _whole_rows(self, rows: int) -> int:
+        """As many rows or a few more: the parts of a mesh have equally many."""
+        partition = self.target.partition
+        parts = 1 if partition is None else partition.row_parts
+        return -(-rows // parts) * parts
 
     def _capacity_for(self, requests: Sequence[Request]) -> int:
         """Tokens a row must hold; a prompt leaves room for at least one new token."""
@@ -294,7 +304,7 @@ class Generator:
             eos_ids = () if tokenizer is None else tokenizer.eos_ids
         return Options(
             pack_sampling(batch, rows, self.target.decoder.vocab_size),
-            pack_eos(eos_ids),  # pyright: ignore
+            pack_eos(eos_ids, rows),  # pyright: ignore
             pack_sequences([request.stop_sequences for request in batch], rows),
             self.rule,
             None if log_probs is None else Reporting(log_probs),
@@ -359,4 +369,4 @@ class Generator:
 
 def _is_running(state: DecodingState) -> bool:
     """Asked on the host: an operation on the device would be one more dispatch."""
-    return bool((np.asarray(state.finish) == RUNNING).any())
+    return bool((fetch(state.finish) == RUNNING).any())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxspec.errors import UserError
 from jaxspec.models.decoder import Decoder
+from jaxspec.sharding import Partition
 
 if TYPE_CHECKING:
     from jaxspec.tokenizer import Tokenizer
@@ -19,20 +20,30 @@ class LanguageModel:
     Attributes:
         reference: what it was loaded by, for messages.
         tokenizer: None: prompts must be ids, and the text of a result is empty.
+        partition: the mesh that it is spread over; None: it is on one device.
     """
 
     reference: str
     decoder: Decoder
     tokenizer: "Tokenizer | None" = None
+    partition: Partition | None = None
 
 
-def load(reference: str | os.PathLike[str], dtype: str = "float32") -> LanguageModel:
+def load(
+    reference: str | os.PathLike[str],
+    dtype: str = "float32",
+    partition: Partition | None = None,
+    *,
+    draft: bool = False,
+) -> LanguageModel:
     """Loads a model by path, short name or Hugging Face id, fetching it if need be.
 
     Args:
         reference: a GGUF file, a folder with config.json and safetensors, a short name
             (`jaxspec fetch --list`), or `org/name`.
         dtype: `float32` or `bfloat16`, of the weights and the cache.
+        partition: spreads it over a mesh, tensor by tensor.
+        draft: it is to draft, so that the partition's rules for drafters apply.
 
     Raises:
         UserError: the model is unknown, cannot be had, or is not a supported one.
@@ -45,7 +56,8 @@ def load(reference: str | os.PathLike[str], dtype: str = "float32") -> LanguageM
     read = Tokenizer.from_folder if path.is_dir() else Tokenizer.from_gguf
     # The tokenizer first: what is wrong with it is known within a second.
     tokenizer = read(path)
-    return LanguageModel(str(reference), load_decoder(path, dtype), tokenizer)
+    decoder = load_decoder(path, dtype, partition, draft=draft)
+    return LanguageModel(str(reference), decoder, tokenizer, partition)
 
 
 def require_same_tokenizer(target: LanguageModel, draft: LanguageModel) -> None:

@@ -1,10 +1,13 @@
 """Compiled programs: one for each set of shapes, compiling timed apart from running."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from jaxspec.sharding import Partition, place
 
 
 class Program:
@@ -17,10 +20,20 @@ class Program:
         seconds: from dispatch to `block_until_ready`, all of them together.
     """
 
-    def __init__(self, function: Callable, *, static: int = 0, donate: tuple = ()):
-        """Wraps `function`, whose last `static` arguments are not arrays."""
+    def __init__(
+        self,
+        function: Callable,
+        *,
+        static: int = 0,
+        donate: tuple = (),
+        partition: Partition | None = None,
+    ):
+        """Wraps `function`, whose last `static` arguments are not arrays.
+
+        With a partition, as `Partition.spread` says, it runs over a mesh.
+        """
         self._function, self._static = function, static
-        self._donate = donate
+        self._donate, self._partition = donate, partition
         self._compiled: dict[Any, Any] = {}
         self.compilations = self.dispatches = 0
         self.compile_seconds = self.seconds = 0.0
@@ -29,6 +42,7 @@ class Program:
         """Runs the program for these shapes and waits for its result."""
         arrays, _ = self._split(args)
         compiled = self.compile(*args)
+        arrays = self._placed(arrays)
         start = time.perf_counter()
         result = jax.block_until_ready(compiled(*arrays))
         self.seconds += time.perf_counter() - start
@@ -47,19 +61,37 @@ class Program:
             self._compiled[key] = self._compile(arrays, static)
         return self._compiled[key]
 
+    def _placed(self, arrays: tuple) -> tuple:
+        """Host arrays on the mesh; without one JAX places them by itself."""
+        if self._partition is None:
+            return arrays
+        where = self._partition.state(arrays[2:])
+        return *arrays[:2], *jax.tree.map(place, arrays[2:], where)
+
     def _split(self, args: tuple) -> tuple[tuple, tuple]:
         count = len(args) - self._static
         return args[:count], args[count:]
 
     def _compile(self, arrays: tuple, static: tuple) -> Any:
         start = time.perf_counter()
-        numbers = tuple(range(len(arrays), len(arrays) + len(static)))
-        function = jax.jit(
-            self._function, static_argnums=numbers, donate_argnums=self._donate
-        )
+
+        @functools.wraps(self._function)
+        def function(*arrays):
+            return self._function(*arrays, *static)
+
+        if self._partition is None:
+            jitted = jax.jit(function, donate_argnums=self._donate)
+        else:
+            spread = self._partition.spread(function, arrays)
+            jitted = jax.jit(
+                spread.function,
+                donate_argnums=self._donate,
+                in_shardings=spread.given,
+                out_shardings=spread.made,
+            )
         # float32 means float32: TPU and GPU would use fewer bits by default.
         with jax.default_matmul_precision("highest"):
-            compiled = function.lower(*arrays, *static).compile()
+            compiled = jitted.lower(*arrays).compile()
         self.compilations += 1
         self.compile_seconds += time.perf_counter() - start
         return compiled

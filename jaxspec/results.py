@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxspec.core.report import LogProbs, Reporting
@@ -18,6 +17,7 @@ from jaxspec.decoding.state import (
     Statistics,
 )
 from jaxspec.requests import Prompt, Request
+from jaxspec.sharding import fetch
 
 FINISH_REASONS = {EOS: "eos", STOP: "stop", LENGTH: "length", ERROR: "error"}
 
@@ -143,7 +143,7 @@ class Outcome(NamedTuple):
 def read_outcome(state: DecodingState) -> Outcome:
     """Fetches what results are made of."""
     names = Outcome._fields
-    return Outcome(*jax.device_get([getattr(state, name) for name in names]))
+    return Outcome(*fetch([getattr(state, name) for name in names]))
 
 
 def idle_outcome(prompts: Prompts, depth: int, reporting: Reporting | None) -> Outcome:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import KVCache, causal, run_rows
+from jaxspec.cache import causal, run_rows
 from jaxspec.core.accept import RULES, Rule
 from jaxspec.core.noise import seed_keys
 from jaxspec.core.report import Reporting
@@ -107,8 +107,8 @@ class Batch(NamedTuple):
         options = _map_arrays(jnp.asarray, self.options)
         stops = _map_arrays(jnp.asarray, self.stops)
         rule = RULES[self.rule] if isinstance(self.rule, str) else self.rule
-        eos = np.full(4, -1, np.int32)
-        eos[: len(self.eos)] = self.eos
+        eos = np.full((rows, 4), -1, np.int32)
+        eos[:, : len(self.eos)] = self.eos
         prompts = (self.tokens, self.lengths, limit, seed_keys(self.row_seeds))
         return (
             Prompts(*(jnp.asarray(each) for each in prompts)),
@@ -260,18 +260,6 @@ def describe_difference(row, want, got, gap, delta) -> str:
         f"{want[first]}; the plain top-two gap there is {gap[first]:.2e} ({verdict}: "
         f"delta {delta:.2e})"
     )
-
-
-def by_row(change, state, *others):
-    """`change(axis of the rows, leaf, ...)` for every leaf of a state."""
-
-    def leaf(one, *rest):
-        if isinstance(one, KVCache):
-            return jax.tree.map(change, one.row_axes, one, *rest)
-        return change(0, one, *rest)
-
-    is_cache = lambda each: isinstance(each, KVCache)  # noqa: E731
-    return jax.tree.map(leaf, state, *others, is_leaf=is_cache)
 
 
 def assert_same_texts_and_caches(one: DecodingState, other: DecodingState) -> None:

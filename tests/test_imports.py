@@ -10,9 +10,10 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent / "jaxspec"
 # Each layer may import the layers before it, never one after it.
 LAYERS = [
-    {"errors", "progress", "ring", "scratch", "types"},
+    {"distributed", "errors", "progress", "ring", "scratch", "types"},
     {"core"},
     {"cache"},
+    {"rows", "sharding"},
     {"models"},
     {"drafters", "decoding"},
     {"checkpoints", "tokenizer", "chat_template"},

@@ -1,6 +1,7 @@
 """From a checkpoint file to the arrays of a `Decoder`, strictly, without a copy."""
 
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,9 +23,12 @@ from jaxspec.checkpoints.tensors import (
 from jaxspec.errors import UserError
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Decoder
+from jaxspec.sharding import Partition
 
 T = TypeVar("T")
-Place = Callable[[str, np.ndarray], jax.Array]
+# Some of a tensor: a slice of each of its first axes; () is all of it.
+Part = tuple[slice, ...]
+Place = Callable[[str, tuple[int, ...], Callable[[Part], np.ndarray]], jax.Array]
 
 # Rows are decoded in blocks of about this many elements: what a block needs (several
 # float32 copies inside the dequantiser) is all that a load holds beside the model.
@@ -54,14 +58,26 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     )
 
 
-def load_decoder(path: str | os.PathLike[str], dtype: Any = "float32") -> Decoder:
+def load_decoder(
+    path: str | os.PathLike[str],
+    dtype: Any = "float32",
+    partition: Partition | None = None,
+    *,
+    draft: bool = False,
+) -> Decoder:
     """The decoder of a GGUF file or a Hugging Face folder.
+
+    With a partition its parameters are spread over the mesh, as a target's or a
+    draft's, and of each tensor only what this process keeps is read.
 
     Raises:
         UserError: one line with all that is wrong with the file.
     """
     checkpoint = open_checkpoint(path)
-    parameters = load_parameters(checkpoint, dtype)
+    place = None
+    if partition is not None:
+        place = _place_on_mesh(partition, checkpoint.config.head_dim, draft)
+    parameters = load_parameters(checkpoint, dtype, place)
     return with_parameters(checkpoint.config, parameters, _checked_dtype(dtype))
 
 
@@ -113,8 +129,9 @@ def load_parameters(
     Args:
         checkpoint: from `open_checkpoint`.
         dtype: float32 or bfloat16, by name or as a dtype.
-        place: `place(name, array)` puts a host array on the device or mesh. It may keep
-            the array's memory: nobody writes to it again. By default the first device.
+        place: `place(name, shape, read)` puts a tensor on the device or mesh, of which
+            `read` gives the parts that it asks for. It may keep their memory: nobody
+            writes to it again. By default the first device.
 
     Returns:
         canonical name to array, the names and shapes being `expected_shapes`.
@@ -132,11 +149,14 @@ def load_parameters(
     return {
         name: place(
             name,
-            read_tensor(
-                checkpoint.tensors[name], jnp.float32 if is_norm(name) else target
+            shape,
+            functools.partial(
+                read_tensor,
+                checkpoint.tensors[name],
+                jnp.float32 if is_norm(name) else target,
             ),
         )
-        for name in shapes
+        for name, shape in shapes.items()
     }
 
 
@@ -191,16 +211,20 @@ def _checked_dtype(dtype: Any) -> Any:
     return _DTYPES[name]
 
 
-def read_tensor(stored: StoredTensor, dtype: Any) -> np.ndarray:
-    """Decodes a tensor block by block into one array of its final dtype."""
-    out = _aligned(stored.shape, np.dtype(dtype))
-    row_elements = max(1, out.size // stored.shape[0])
+def read_tensor(stored: StoredTensor, dtype: Any, part: Part = ()) -> np.ndarray:
+    """Decodes a tensor, or a part, block by block into one array of its final dtype."""
+    whole = zip(stored.shape, (*part, *[slice(None)] * len(stored.shape)), strict=False)
+    first, *others = [slice(*each.indices(size)) for size, each in whole]
+    shape = [each.stop - each.start for each in (first, *others)]
+    out = _aligned(tuple(shape), np.dtype(dtype))
+    row_elements = max(1, math.prod(stored.shape[1:]))
     step = max(1, _BLOCK_ELEMENTS // row_elements)
-    for start in range(0, stored.shape[0], step):
-        stop = min(start + step, stored.shape[0])
+    for start in range(first.start, first.stop, step):
+        stop = min(start + step, first.stop)
         # An infinity or NaN that the file itself holds is not worth a warning here.
         with np.errstate(over="ignore", invalid="ignore"):
-            out[start:stop] = stored.rows(start, stop)
+            rows = stored.rows(start, stop)[:, *others]
+            out[start - first.start : stop - first.start] = rows
     return out
 
 
@@ -212,7 +236,24 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _place_on_default_device(name: str, array: np.ndarray) -> jax.Array:
+def _place_on_default_device(name: str, shape: tuple[int, ...], read) -> jax.Array:
     # Aliasing is safe: `read_tensor` made the array for this call and drops it.
-    del name
-    return jax.device_put(array, may_alias=True)
+    del name, shape
+    return jax.device_put(read(()), may_alias=True)
+
+
+def _place_on_mesh(partition: Partition, head_dim: int, draft: bool) -> Place:
+    """Reads for each device of this process its own part, equal parts once."""
+
+    def place(name: str, shape: tuple[int, ...], read) -> jax.Array:
+        where = partition.parameter(name, shape, head_dim, draft=draft)
+        parts: dict[str, np.ndarray] = {}
+
+        def once(part: Part) -> np.ndarray:
+            if (key := str(part)) not in parts:
+                parts[key] = read(part)
+            return parts[key]
+
+        return jax.make_array_from_callback(shape, where, once)  # pyright: ignore
+
+    return place

@@ -32,7 +32,7 @@ def emit(
     that one, as plain decoding would, and ends in error.
     """
     place = jnp.arange(emitted.shape[1])
-    is_eos = (emitted[:, :, None] == options.eos_ids).any(axis=-1)
+    is_eos = (emitted[:, :, None] == options.eos_ids[:, None]).any(axis=-1)
     is_stop = _stops(state, emitted, options)
     before_end = jnp.where(is_eos | is_stop, place, emitted.shape[1]).min(axis=-1)
     room = state.limit - state.length

@@ -36,14 +36,14 @@ class Options(NamedTuple):
     """What applies to a call; arrays are traced, so that no value of them recompiles.
 
     Attributes:
-        eos_ids: end a row, padded with -1.
+        eos_ids: end each row, padded with -1.
         stops: sequences of ids that end a row; None: no row has one.
         rule: how draft tokens are accepted; static.
         reporting: which log-probabilities are kept; static, None: none.
     """
 
     sampling: Sampling
-    eos_ids: Int[Array, " eos"]
+    eos_ids: Int[Array, "B eos"]
     stops: Sequences | None = None
     rule: Rule = RULES["rejection"]
     reporting: Reporting | None = None
@@ -51,14 +51,11 @@ class Options(NamedTuple):
     @property
     def ends(self) -> Int[Array, "B e"]:
         """The ids that end each row by themselves, padded with -1."""
-        rows = self.sampling.temperature.shape[0]
-        ends = jnp.broadcast_to(self.eos_ids, (rows, self.eos_ids.size))
         if self.stops is None:
-            return ends
+            return self.eos_ids
         last = self.stops.tokens[..., -1]
-        return jnp.concatenate(
-            [ends, jnp.where(self.stops.length == 1, last, -1)], axis=1
-        )
+        single = jnp.where(self.stops.length == 1, last, -1)
+        return jnp.concatenate([self.eos_ids, single], axis=1)
 
 
 class Statistics(NamedTuple):

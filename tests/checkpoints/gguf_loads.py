@@ -22,7 +22,7 @@ def assert_refused(path, culprit):
     placed = []
     with pytest.raises(UserError, match=culprit) as caught:
         load_parameters(
-            open_checkpoint(path), place=lambda name, array: placed.append(name)
+            open_checkpoint(path), place=lambda name, *_: placed.append(name)
         )
     assert "\n" not in str(caught.value)
     assert placed == []

@@ -20,6 +20,7 @@ from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.drafters.some_ids import SomeIds
+from jaxspec.rows import map_rows
 from jaxspec.types import Chunk, Context, Target
 from tests import fakes, runs
 from tests.hlo import host_traffic
@@ -280,13 +281,13 @@ def test_a_row_placed_after_an_error_row_equals_a_fresh_one(case):
         row = (slice(None),) * axis + (bad,)
         return leaf.at[row].set(new[row])
 
-    spoilt = runs.by_row(spoil, begun)
+    spoilt = map_rows(spoil, begun)
     spoilt = spoilt._replace(finish=spoilt.finish.at[bad].set(ERROR))
     ended = decode(case.target, case.forced, spoilt, options, jnp.int32(runs.FOREVER))
     others = [row for row in range(16) if row != bad]
     ids = runs.Run(case.batch, ended).ids
     runs.assert_same_ids(case.plain, [ids[row] for row in others], others)
-    placed = runs.by_row(place, ended, fresh)
+    placed = map_rows(place, ended, fresh)
     again = decode(case.target, case.forced, placed, options, jnp.int32(runs.FOREVER))
     runs.assert_same_ids(case.plain, runs.Run(case.batch, again).ids)
 

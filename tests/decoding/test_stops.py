@@ -288,7 +288,7 @@ def emit_one(
     )
     options = Options(
         Sampling(np.zeros(1, np.float32), min_new_tokens=one(least)),
-        np.array([-1, E]),
+        np.array([[-1, E]]),
         pack_sequences([[*stops, *NEVER]], 1),
     )
     # Past the count the next token stands again.
@@ -315,10 +315,10 @@ def test_of_several_events_the_first_is_named(case):
 def test_what_ends_a_row_by_itself_is_eos_or_a_stop_of_one_id():
     stops = pack_sequences([[[5], [6, 7]], []], 2)
     sampling = Sampling(jnp.zeros(2))
-    ends = Options(sampling, jnp.array([9, -1]), stops).ends
+    ends = Options(sampling, jnp.array([[9, -1]] * 2), stops).ends
     assert [sorted(set(row)) for row in np.asarray(ends).tolist()] == [
         [-1, 5, 9],
         [-1, 9],
     ]
-    ends = Options(sampling, jnp.array([9, -1])).ends
+    ends = Options(sampling, jnp.array([[9, -1]] * 2)).ends
     assert np.asarray(ends).tolist() == [[9, -1]] * 2

@@ -139,7 +139,7 @@ def programs(setup: Slice, generator: Generator, **asked: Any) -> dict[str, dict
     batch = [request(1, **asked)] * setup.batch_size
     options = Options(
         pack_sampling(batch, setup.batch_size, vocabulary),
-        pack_eos([0]),
+        pack_eos([0], setup.batch_size),
         pack_sequences([each.stop_sequences for each in batch], setup.batch_size),
         generator.rule,
         Reporting(2) if asked else None,

@@ -1,0 +1,424 @@
+"""Joins the processes of a job that spans hosts, when the user asks for it.
+
+`jax.distributed.initialize` aborts the whole process if a peer stays away, so all meet
+over plain sockets first, with a deadline of their own. What a socket says is hostile
+until it is checked.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import math
+import os
+import re
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+# Not public, but jax has no public question that makes no backend; jax is pinned.
+from jax._src.xla_bridge import backends_are_initialized
+
+from jaxspec.errors import UserError, refuse
+
+POD_PORT = 8482
+"""Where process 0 of a pod listens: jax's own choice, so firewalls let it through."""
+
+MOST_PROCESSES = 10_000
+_FLAGS = (
+    "--coordinator (JAXSPEC_COORDINATOR)",
+    "--num-processes (JAXSPEC_NUM_PROCESSES)",
+    "--process-id (JAXSPEC_PROCESS_ID)",
+)
+_POD = ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
+_ADDRESS = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[\w-]{1,63}(?:\.[\w-]{1,63})*))"
+    r":(?P<port>\d{1,5})",
+    re.ASCII,
+)
+_HELLO = re.compile(rb"jaxspec 1 (\d{1,6}) (\d{1,6})\n")
+_LONGEST_HELLO = 32
+_LONGEST_ANSWER = 1024
+# A stranger that is slow to speak, or one of a crowd of them, is shown out.
+_HELLO_SECONDS = 5.0
+_MOST_STRANGERS = 64
+_CONNECT_SECONDS = 2.0
+_RETRY_SECONDS = 0.1
+# All peers have just been seen, and jax aborts when this ends: a last resort, no wait.
+_JOIN_SECONDS = 60
+
+
+class Job(NamedTuple):
+    """The processes of a job and this one among them; process 0 is at the address."""
+
+    host: str
+    port: int
+    count: int
+    process_id: int
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT`, an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """True if the address can mean this host only."""
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout: float = 120.0,
+) -> None:
+    """Joins the processes of a job; to be called first, before any device query.
+
+    What is not given is read from `JAXSPEC_COORDINATOR`, `JAXSPEC_NUM_PROCESSES` and
+    `JAXSPEC_PROCESS_ID`. With none of the three the job is a TPU pod that describes
+    itself: by `TPU_WORKER_HOSTNAMES` and `TPU_WORKER_ID` (the first host listens at
+    `POD_PORT`), else as `jax.distributed.initialize()` finds it, which aborts the
+    process if a peer is missing. A job of one process has nobody to join.
+
+    Args:
+        coordinator: `HOST:PORT` of process 0; the port is to be free there.
+        num_processes: how many processes the job has.
+        process_id: which of them this one is, from 0.
+        timeout: the seconds that the processes wait for each other.
+
+    Raises:
+        UserError: lists what is wrong with the values; or jax has a backend already;
+            or says which process did not come, is there twice, or is of another job.
+    """
+    job, faults = find_job(coordinator, num_processes, process_id)
+    if not 0 < timeout < math.inf:
+        faults.append(f"timeout is {timeout!r}, expected seconds over 0")
+    refuse(faults)
+    if backends_are_initialized():
+        raise UserError(
+            "the job is joined too late: jax has its devices already; call "
+            "jaxspec.distributed.initialize once, before anything that uses a device"
+        )
+    if job is None:
+        _join_described(timeout)
+    elif job.count > 1:
+        meet(job, timeout)
+        join(job)
+
+
+def find_job(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> tuple[Job | None, list[str]]:
+    """The job that arguments and environment describe, None if jax is to find it.
+
+    Returns:
+        The job, and what is wrong: if anything is, there is no job.
+    """
+    given = [
+        os.environ.get(f"JAXSPEC_{name}") or None if value is None else value
+        for name, value in (
+            ("COORDINATOR", coordinator),
+            ("NUM_PROCESSES", num_processes),
+            ("PROCESS_ID", process_id),
+        )
+    ]
+    if given != [None] * 3:
+        return _checked(given, _FLAGS)
+    hosts, worker = (os.environ.get(name) for name in _POD[1:])
+    # The hosts are those of one slice: how several slices are numbered, jax knows.
+    slices = os.environ.get("MEGASCALE_NUM_SLICES") or "1"
+    if not hosts or not worker or slices != "1":
+        return None, []
+    names = [name.strip() for name in hosts.split(",")]
+    return _checked([f"{names[0]}:{POD_PORT}", len(names), worker], _POD)
+
+
+def _checked(
+    given: Sequence[object], names: Sequence[str]
+) -> tuple[Job | None, list[str]]:
+    faults = [
+        f"{name} is missing: give all three, or none of them on a TPU pod"
+        for name, value in zip(names, given, strict=True)
+        if value is None
+    ]
+    address = _ADDRESS.fullmatch(str(given[0]))
+    port = _whole(address["port"], 1, 65535) if address else None
+    if given[0] is not None and port is None:
+        faults.append(
+            f"{names[0]} is {given[0]!r}, expected HOST:PORT, the port from 1 to 65535"
+        )
+    count = _whole(given[1], 1, MOST_PROCESSES)
+    if given[1] is not None and count is None:
+        faults.append(
+            f"{names[1]} is {given[1]!r}, expected a whole number from 1 to "
+            f"{MOST_PROCESSES}"
+        )
+    last = (count or MOST_PROCESSES) - 1
+    process_id = _whole(given[2], 0, last)
+    if given[2] is not None and process_id is None:
+        faults.append(
+            f"{names[2]} is {given[2]!r}, expected a whole number from 0 to {last}"
+        )
+    if faults or not address or port is None or count is None or process_id is None:
+        return None, faults
+    return Job(address["v6"] or address["name"], port, count, process_id), []
+
+
+def _whole(value: object, least: int, most: int) -> int | None:
+    text = str(value)
+    is_number = re.fullmatch(r"\d{1,6}", text, re.ASCII) is not None
+    return int(text) if is_number and least <= int(text) <= most else None
+
+
+def meet(job: Job, timeout: float) -> None:
+    """Returns once all processes of the job are there, in all of them at once.
+
+    Raises:
+        UserError: somebody is missing after `timeout` seconds, or does not belong.
+    """
+    until = time.monotonic() + timeout
+    if job.process_id:
+        _report(job, timeout, until)
+        return
+    with _listen(job) as listener, contextlib.closing(_Room(job, listener)) as room:
+        try:
+            room.fill(timeout, until)
+        except UserError as error:
+            room.tell(f"no {error}")
+            raise
+        # From "go" on jax's own connections come to this port: not to this listener.
+        listener.close()
+        room.tell("go")
+
+
+def join(job: Job) -> None:
+    """Joins the processes in jax; all of them have to be there.
+
+    Raises:
+        UserError: jax refuses, or its devices do not span the processes.
+    """
+    # The port of the rendezvous is used again, and not the next one: if it is taken,
+    # the process that starts jax's service there ends in a segmentation fault, and
+    # having listened is the proof that it is free. One port is also one hole in a
+    # firewall. jax by itself listens to every network.
+    try:
+        jax.distributed.initialize(
+            *(job.address, job.count, job.process_id),
+            initialization_timeout=_JOIN_SECONDS,
+            coordinator_bind_address=job.address if job.is_local else None,
+        )
+    except RuntimeError as error:
+        raise UserError(f"jax cannot join {job.address}: {_line(error)}") from error
+    if jax.process_count() != job.count:
+        raise UserError(
+            f"jax counts {jax.process_count()} processes where {job.count} joined: the "
+            f"{jax.default_backend()} devices of these hosts are not one machine; "
+            "start one job on each"
+        )
+
+
+def _join_described(timeout: float) -> None:
+    try:
+        jax.distributed.initialize(initialization_timeout=math.ceil(timeout))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            "nothing here says which processes belong to the job "
+            f"({_line(error)}); give {', '.join(_FLAGS)}, or start it on a TPU pod"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
+
+
+def _report(job: Job, timeout: float, until: float) -> None:
+    """Tells process 0 that this one is there, and waits for its word."""
+    seen = "no answer"
+    while time.monotonic() < until:
+        try:
+            answer = _ask(job, until)
+        except OSError as error:
+            seen = error.strerror or str(error)
+        else:
+            if answer == "go":
+                return
+            _raise_refusal(answer)
+            seen = "something else than jaxspec answers there"
+        # Process 0 may come up yet, as may its name in a young cluster.
+        time.sleep(_RETRY_SECONDS)
+    raise UserError(
+        f"process 0 at {job.address} did not say go to process {job.process_id} of "
+        f"{job.count} within {timeout:g} s ({seen}); start it, or mend --coordinator "
+        "(JAXSPEC_COORDINATOR)"
+    )
+
+
+def _ask(job: Job, until: float) -> str:
+    left = max(until - time.monotonic(), 0.001)
+    with socket.create_connection(
+        (job.host, job.port), min(left, _CONNECT_SECONDS)
+    ) as connection:
+        connection.sendall(b"jaxspec 1 %d %d\n" % (job.process_id, job.count))
+        heard = b""
+        while b"\n" not in heard and len(heard) < _LONGEST_ANSWER:
+            connection.settimeout(max(until - time.monotonic(), 0.001))
+            try:
+                heard += (more := connection.recv(_LONGEST_ANSWER))
+            except TimeoutError as error:
+                raise TimeoutError(
+                    "it was reached, so others may be missing"
+                ) from error
+            if not more:
+                raise ConnectionError("it hung up")
+    return heard.partition(b"\n")[0].decode("ascii", "replace")
+
+
+def _raise_refusal(answer: str) -> None:
+    if answer.startswith("no ") and answer.isprintable():
+        raise UserError(answer.removeprefix("no "))
+
+
+def _listen(job: Job) -> socket.socket:
+    try:
+        if job.is_local:
+            family = socket.AF_INET6 if ":" in job.host else socket.AF_INET
+            return socket.create_server((job.host, job.port), family=family)
+        with contextlib.suppress(OSError):
+            return socket.create_server(
+                ("", job.port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        # A host without IPv6; or the port is taken, and this one says so again.
+        return socket.create_server(("", job.port))
+    except OSError as error:
+        # The first of two processes 0 is to hear of the second.
+        if error.errno == errno.EADDRINUSE:
+            with contextlib.suppress(OSError):
+                _raise_refusal(_ask(job, time.monotonic() + _CONNECT_SECONDS))
+        raise UserError(
+            f"process 0 cannot listen at {job.address} ({error.strerror}); choose "
+            "another port for all processes"
+        ) from error
+
+
+@dataclasses.dataclass(eq=False)
+class _Guest:
+    """Who connected; `process_id` is None while it has not said who it is."""
+
+    connection: socket.socket
+    until: float
+    heard: bytes = b""
+    process_id: int | None = None
+
+
+class _Room:
+    """Where process 0 waits for the others; strangers are let in, and out again."""
+
+    def __init__(self, job: Job, listener: socket.socket):
+        self.job = job
+        self.guests: list[_Guest] = []
+        self.selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ)
+
+    def fill(self, timeout: float, until: float) -> None:
+        """Lets guests in until all processes of the job are there."""
+        while missing := self._missing():
+            if (left := until - time.monotonic()) <= 0:
+                raise UserError(_absence(missing, self.job, timeout))
+            for key, _ in self.selector.select(min(left, _HELLO_SECONDS)):
+                if key.data:
+                    self._hear(key.data)
+                else:
+                    self._let_in(key.fileobj)
+            self._show_out()
+
+    def tell(self, line: str) -> None:
+        """Sends the line to every process of the job that is there."""
+        for guest in self.guests:
+            # One that is gone by now has nothing to be told.
+            if guest.process_id is not None:
+                with contextlib.suppress(OSError):
+                    guest.connection.sendall(line.encode() + b"\n")
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.selector.close()
+        for guest in self.guests:
+            guest.connection.close()
+
+    def _missing(self) -> list[int]:
+        present = {guest.process_id for guest in self.guests}
+        return [other for other in range(1, self.job.count) if other not in present]
+
+    def _let_in(self, listener: Any) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # It is gone again, or there are too many open files: then no busy waiting.
+            time.sleep(_RETRY_SECONDS)
+            return
+        connection.setblocking(False)
+        guest = _Guest(connection, time.monotonic() + _HELLO_SECONDS)
+        self.guests.append(guest)
+        self.selector.register(connection, selectors.EVENT_READ, guest)
+
+    def _show_out(self) -> None:
+        strangers = [guest for guest in self.guests if guest.process_id is None]
+        crowd, now = strangers[:-_MOST_STRANGERS], time.monotonic()
+        for guest in strangers:
+            if guest in crowd or guest.until < now:
+                self._drop(guest)
+
+    def _drop(self, guest: _Guest) -> None:
+        self.selector.unregister(guest.connection)
+        self.guests.remove(guest)
+        guest.connection.close()
+
+    def _hear(self, guest: _Guest) -> None:
+        """Reads on; whoever hangs up or talks nonsense is dropped, and may try again."""
+        try:
+            more = guest.connection.recv(_LONGEST_HELLO)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        guest.heard += more
+        hello = _HELLO.fullmatch(guest.heard)
+        if more and hello and int(hello[1]) < int(hello[2]):
+            self._seat(guest, int(hello[1]), int(hello[2]))
+        elif not more or b"\n" in guest.heard or len(guest.heard) >= _LONGEST_HELLO:
+            self._drop(guest)
+
+    def _seat(self, guest: _Guest, process_id: int, count: int) -> None:
+        is_new = process_id in self._missing()
+        guest.process_id = process_id
+        if count != self.job.count:
+            raise UserError(
+                f"process 0 was told of {self.job.count} processes and process "
+                f"{process_id} of {count}: give all the same --num-processes "
+                "(JAXSPEC_NUM_PROCESSES)"
+            )
+        if not is_new:
+            raise UserError(
+                f"two processes say that they are process {process_id} of {count}: "
+                "give each its own --process-id (JAXSPEC_PROCESS_ID) from 0 to "
+                f"{count - 1}"
+            )
+
+
+def _absence(missing: Sequence[int], job: Job, timeout: float) -> str:
+    listed = ", ".join(map(str, missing[:20])) + (", ..." if missing[20:] else "")
+    return (
+        f"{len(missing)} of {job.count} processes did not come to {job.address} within "
+        f"{timeout:g} s, missing --process-id {listed}: start them with the same "
+        "--coordinator and --num-processes"
+    )
