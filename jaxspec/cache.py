@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import ring
 from jaxspec.scratch import Scratch
+from jaxspec.split import on_each_chip
 from jaxspec.types import Model, Output
 
 # Keys are read a block at a time, so that attention costs by the live length and not
@@ -24,6 +25,8 @@ from jaxspec.types import Model, Output
 BLOCK = 128
 # Axes of a cache's arrays.
 ROWS, SLOTS = 2, 4
+# What of one row's arrays is split over a mesh.
+ROW_AXES = (None, None, "kv_heads", None, None)
 
 
 @functools.partial(
@@ -140,7 +143,7 @@ class KVCache:
         if parts == 2:
             return both[0, 0], both[0, 1]
         # Else the TPU compiler turns the whole cache, each round, to suit attention.
-        both = with_layout_constraint(both, Layout(tuple(range(both.ndim))))
+        both = on_each_chip(_keep_layout, both, *ROW_AXES)
         keys, values = jnp.split(both[0, 0], 2, axis=-1)
         return keys, values
 
@@ -250,6 +253,10 @@ class KVCache:
         s - 1, s being the greatest length at which a commit to the row has begun.
         """
         return dataclasses.replace(self, length=jnp.minimum(self.length, length))
+
+
+def _keep_layout(values: Array) -> Array:
+    return with_layout_constraint(values, Layout(tuple(range(values.ndim))))
 
 
 def _together(keys: Array, values: Array, parts: int) -> Array:

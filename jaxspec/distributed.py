@@ -25,15 +25,16 @@ from jax._src.xla_bridge import backends_are_initialized
 
 from jaxspec.errors import UserError, refuse
 
+# Where process 0 of a pod listens: jax's own choice, so firewalls let it through.
 POD_PORT = 8482
-"""Where process 0 of a pod listens: jax's own choice, so firewalls let it through."""
-
 MOST_PROCESSES = 10_000
+_NAMES = ("JAXSPEC_COORDINATOR", "JAXSPEC_NUM_PROCESSES", "JAXSPEC_PROCESS_ID")
 _FLAGS = (
-    "--coordinator (JAXSPEC_COORDINATOR)",
-    "--num-processes (JAXSPEC_NUM_PROCESSES)",
-    "--process-id (JAXSPEC_PROCESS_ID)",
+    f"--coordinator ({_NAMES[0]})",
+    f"--num-processes ({_NAMES[1]})",
+    f"--process-id ({_NAMES[2]})",
 )
+_MISSING = "missing (give all three, or on a TPU pod none)"
 _POD = ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
 _ADDRESS = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[\w-]{1,63}(?:\.[\w-]{1,63})*))"
@@ -123,13 +124,10 @@ def find_job(
     Returns:
         The job, and what is wrong: if anything is, there is no job.
     """
+    values = (coordinator, num_processes, process_id)
     given = [
-        os.environ.get(f"JAXSPEC_{name}") or None if value is None else value
-        for name, value in (
-            ("COORDINATOR", coordinator),
-            ("NUM_PROCESSES", num_processes),
-            ("PROCESS_ID", process_id),
-        )
+        os.environ.get(name) or None if value is None else value
+        for name, value in zip(_NAMES, values, strict=True)
     ]
     if given != [None] * 3:
         return _checked(given, _FLAGS)
@@ -145,38 +143,69 @@ def find_job(
 def _checked(
     given: Sequence[object], names: Sequence[str]
 ) -> tuple[Job | None, list[str]]:
-    faults = [
-        f"{name} is missing: give all three, or none of them on a TPU pod"
-        for name, value in zip(names, given, strict=True)
-        if value is None
-    ]
     address = _ADDRESS.fullmatch(str(given[0]))
     port = _whole(address["port"], 1, 65535) if address else None
-    if given[0] is not None and port is None:
-        faults.append(
-            f"{names[0]} is {given[0]!r}, expected HOST:PORT, the port from 1 to 65535"
-        )
     count = _whole(given[1], 1, MOST_PROCESSES)
-    if given[1] is not None and count is None:
-        faults.append(
-            f"{names[1]} is {given[1]!r}, expected a whole number from 1 to "
-            f"{MOST_PROCESSES}"
-        )
     last = (count or MOST_PROCESSES) - 1
     process_id = _whole(given[2], 0, last)
-    if given[2] is not None and process_id is None:
-        faults.append(
-            f"{names[2]} is {given[2]!r}, expected a whole number from 0 to {last}"
-        )
-    if faults or not address or port is None or count is None or process_id is None:
-        return None, faults
-    return Job(address["v6"] or address["name"], port, count, process_id), []
+    if address and port and count and process_id is not None:
+        return Job(address["v6"] or address["name"], port, count, process_id), []
+    rows = (
+        (port, "HOST:PORT, the port from 1 to 65535"),
+        (count, f"a whole number from 1 to {MOST_PROCESSES}"),
+        (process_id, f"a whole number from 0 to {last}"),
+    )
+    return None, [
+        f"{name} is {_MISSING if value is None else repr(value)}, expected {expected}"
+        for name, value, (read, expected) in zip(names, given, rows, strict=True)
+        if read is None
+    ]
 
 
 def _whole(value: object, least: int, most: int) -> int | None:
     text = str(value)
     is_number = re.fullmatch(r"\d{1,6}", text, re.ASCII) is not None
     return int(text) if is_number and least <= int(text) <= most else None
+
+
+def join(job: Job) -> None:
+    """Joins the processes in jax; all of them have to be there.
+
+    Raises:
+        UserError: jax refuses, or its devices do not span the processes.
+    """
+    # The port of the rendezvous again, not the next one: jax ends in a segmentation
+    # fault where its port is taken, and having listened is the proof that it is free.
+    # One port is also one hole in a firewall.
+    try:
+        jax.distributed.initialize(
+            *(job.address, job.count, job.process_id),
+            initialization_timeout=_JOIN_SECONDS,
+            # By itself jax would open the port to every network.
+            coordinator_bind_address=job.address if job.is_local else None,
+        )
+    except RuntimeError as error:
+        raise UserError(f"jax cannot join {job.address}: {_line(error)}") from error
+    if jax.process_count() != job.count:
+        raise UserError(
+            f"jax counts {jax.process_count()} processes where {job.count} joined: the "
+            f"{jax.default_backend()} devices of these hosts do not belong together; "
+            "start a job on each"
+        )
+
+
+def _join_described(timeout: float) -> None:
+    try:
+        jax.distributed.initialize(initialization_timeout=math.ceil(timeout))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            "nothing here says which processes belong to the job "
+            f"({_line(error)}); give {', '.join(_FLAGS)}, or start it on a TPU pod"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
 
 
 def meet(job: Job, timeout: float) -> None:
@@ -200,59 +229,14 @@ def meet(job: Job, timeout: float) -> None:
         room.tell("go")
 
 
-def join(job: Job) -> None:
-    """Joins the processes in jax; all of them have to be there.
-
-    Raises:
-        UserError: jax refuses, or its devices do not span the processes.
-    """
-    # The port of the rendezvous is used again, and not the next one: if it is taken,
-    # the process that starts jax's service there ends in a segmentation fault, and
-    # having listened is the proof that it is free. One port is also one hole in a
-    # firewall. jax by itself listens to every network.
-    try:
-        jax.distributed.initialize(
-            *(job.address, job.count, job.process_id),
-            initialization_timeout=_JOIN_SECONDS,
-            coordinator_bind_address=job.address if job.is_local else None,
-        )
-    except RuntimeError as error:
-        raise UserError(f"jax cannot join {job.address}: {_line(error)}") from error
-    if jax.process_count() != job.count:
-        raise UserError(
-            f"jax counts {jax.process_count()} processes where {job.count} joined: the "
-            f"{jax.default_backend()} devices of these hosts are not one machine; "
-            "start one job on each"
-        )
-
-
-def _join_described(timeout: float) -> None:
-    try:
-        jax.distributed.initialize(initialization_timeout=math.ceil(timeout))
-    except (RuntimeError, ValueError) as error:
-        raise UserError(
-            "nothing here says which processes belong to the job "
-            f"({_line(error)}); give {', '.join(_FLAGS)}, or start it on a TPU pod"
-        ) from error
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
-
-
 def _report(job: Job, timeout: float, until: float) -> None:
     """Tells process 0 that this one is there, and waits for its word."""
     seen = "no answer"
     while time.monotonic() < until:
         try:
-            answer = _ask(job, until)
+            return _ask(job, until)
         except OSError as error:
             seen = error.strerror or str(error)
-        else:
-            if answer == "go":
-                return
-            _raise_refusal(answer)
-            seen = "something else than jaxspec answers there"
         # Process 0 may come up yet, as may its name in a young cluster.
         time.sleep(_RETRY_SECONDS)
     raise UserError(
@@ -262,51 +246,61 @@ def _report(job: Job, timeout: float, until: float) -> None:
     )
 
 
-def _ask(job: Job, until: float) -> str:
-    left = max(until - time.monotonic(), 0.001)
-    with socket.create_connection(
-        (job.host, job.port), min(left, _CONNECT_SECONDS)
-    ) as connection:
+def _ask(job: Job, until: float) -> None:
+    """Returns if process 0 says go; raises `UserError` if it says no."""
+    left = min(_left(until), _CONNECT_SECONDS)
+    with socket.create_connection((job.host, job.port), left) as connection:
         connection.sendall(b"jaxspec 1 %d %d\n" % (job.process_id, job.count))
-        heard = b""
-        while b"\n" not in heard and len(heard) < _LONGEST_ANSWER:
-            connection.settimeout(max(until - time.monotonic(), 0.001))
-            try:
-                heard += (more := connection.recv(_LONGEST_ANSWER))
-            except TimeoutError as error:
-                raise TimeoutError(
-                    "it was reached, so others may be missing"
-                ) from error
-            if not more:
-                raise ConnectionError("it hung up")
+        answer = _read_line(connection, until)
+    if re.fullmatch(r"no [ -~]+", answer):
+        raise UserError(answer.removeprefix("no "))
+    if answer != "go":
+        raise ConnectionError("something else than jaxspec answers there")
+
+
+def _read_line(connection: socket.socket, until: float) -> str:
+    heard = b""
+    while b"\n" not in heard and len(heard) < _LONGEST_ANSWER:
+        connection.settimeout(_left(until))
+        try:
+            more = connection.recv(_LONGEST_ANSWER)
+        except TimeoutError as error:
+            raise TimeoutError("reached, so others may be missing") from error
+        if not more:
+            raise ConnectionError("it hung up")
+        heard += more
     return heard.partition(b"\n")[0].decode("ascii", "replace")
 
 
-def _raise_refusal(answer: str) -> None:
-    if answer.startswith("no ") and answer.isprintable():
-        raise UserError(answer.removeprefix("no "))
+def _left(until: float) -> float:
+    # Zero would mean not to wait at all, and fail in another way.
+    return max(until - time.monotonic(), 0.001)
 
 
 def _listen(job: Job) -> socket.socket:
     try:
-        if job.is_local:
-            family = socket.AF_INET6 if ":" in job.host else socket.AF_INET
-            return socket.create_server((job.host, job.port), family=family)
-        with contextlib.suppress(OSError):
-            return socket.create_server(
-                ("", job.port), family=socket.AF_INET6, dualstack_ipv6=True
-            )
-        # A host without IPv6; or the port is taken, and this one says so again.
-        return socket.create_server(("", job.port))
+        return _server(job)
     except OSError as error:
         # The first of two processes 0 is to hear of the second.
         if error.errno == errno.EADDRINUSE:
             with contextlib.suppress(OSError):
-                _raise_refusal(_ask(job, time.monotonic() + _CONNECT_SECONDS))
+                _ask(job, time.monotonic() + _CONNECT_SECONDS)
         raise UserError(
             f"process 0 cannot listen at {job.address} ({error.strerror}); choose "
             "another port for all processes"
         ) from error
+
+
+def _server(job: Job) -> socket.socket:
+    # The addresses that jax will listen to, so that the port is free in its sense.
+    if job.is_local:
+        family = socket.AF_INET6 if ":" in job.host else socket.AF_INET
+        return socket.create_server((job.host, job.port), family=family)
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", job.port))
+    return socket.create_server(
+        ("", job.port), family=socket.AF_INET6, dualstack_ipv6=True
+    )
 
 
 @dataclasses.dataclass(eq=False)
@@ -315,8 +309,8 @@ class _Guest:
 
     connection: socket.socket
     until: float
-    heard: bytes = b""
     process_id: int | None = None
+    heard: bytes = b""
 
 
 class _Room:
@@ -334,12 +328,18 @@ class _Room:
         while missing := self._missing():
             if (left := until - time.monotonic()) <= 0:
                 raise UserError(_absence(missing, self.job, timeout))
-            for key, _ in self.selector.select(min(left, _HELLO_SECONDS)):
-                if key.data:
-                    self._hear(key.data)
-                else:
-                    self._let_in(key.fileobj)
-            self._show_out()
+            self._serve(min(left, _HELLO_SECONDS))
+            if not self._missing():
+                # Who hung up meanwhile is missing again: better now than in jax.
+                self._serve(0)
+
+    def _serve(self, seconds: float) -> None:
+        for key, _ in self.selector.select(seconds):
+            if key.data:
+                self._hear(key.data)
+            else:
+                self._let_in(key.fileobj)
+        self._show_out()
 
     def tell(self, line: str) -> None:
         """Sends the line to every process of the job that is there."""
@@ -384,7 +384,7 @@ class _Room:
         guest.connection.close()
 
     def _hear(self, guest: _Guest) -> None:
-        """Reads on; whoever hangs up or talks nonsense is dropped, and may try again."""
+        """Reads on; drops whoever hangs up or talks nonsense."""
         try:
             more = guest.connection.recv(_LONGEST_HELLO)
         except BlockingIOError:

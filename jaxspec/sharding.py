@@ -7,6 +7,7 @@ what it needs to move.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxspec.core.history import Counts
 from jaxspec.core.sampling import Sampling
 from jaxspec.errors import UserError
 from jaxspec.scratch import Scratch
+from jaxspec.split import following
 
 MESH_AXES = ("data", "model")
 KV_HEADS = 3
@@ -106,7 +108,7 @@ class Partition:
         axes = PARAMETERS.get(".".join(name.split(".")[-2:]), ())
         units = {"heads": head_dim, "kv_heads": head_dim}
         split = [
-            self._split(rules, axis, size // units.get(axis or "", 1))
+            self.split(axis, size // units.get(axis or "", 1), rules)
             for axis, size in zip(axes, shape, strict=False)
         ]
         return NamedSharding(self.mesh, PartitionSpec(*split))
@@ -155,14 +157,15 @@ class Partition:
 
     def _named(self, leaf: Any, axes: Mapping[int, str | None]) -> NamedSharding:
         spec = [
-            self._split(self.rules, axes.get(axis), size)
-            for axis, size in enumerate(leaf.shape)
+            self.split(axes.get(axis), size) for axis, size in enumerate(leaf.shape)
         ]
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def _split(self, rules: Rules, axis: str | None, size: int) -> str | None:
+    def split(
+        self, axis: str | None, size: int, rules: Rules | None = None
+    ) -> str | None:
         """The mesh axis over which `size` of a logical axis are split, if they are."""
-        over = getattr(rules, axis) if axis else None
+        over = getattr(rules or self.rules, axis) if axis else None
         return over if over and size % self.mesh.shape[over] == 0 else None
 
     def spread(self, function: Callable, arrays: tuple) -> "Spread":
@@ -174,12 +177,18 @@ class Partition:
         models = jax.tree.map(lambda leaf: leaf.sharding, arrays[:2])
         given = (*models, *self.state(arrays[2:]))
         made = self.state(jax.eval_shape(function, *arrays))
+
+        @functools.wraps(function)
+        def traced(*arrays):
+            with following(self):
+                return function(*arrays)
+
         if self.row_parts == 1:
-            return Spread(function, given, made)
+            return Spread(traced, given, made)
         by_hand = jax.tree.map(lambda where: self._rows_only(where), (given, made))
         nothing = jax.tree.map(lambda _: PartitionSpec(), models)
         mapped = jax.shard_map(
-            function,
+            traced,
             mesh=self.mesh,
             in_specs=(*nothing, *by_hand[0][2:]),
             out_specs=by_hand[1],

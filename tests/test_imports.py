@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent / "jaxspec"
 # Each layer may import the layers before it, never one after it.
 LAYERS = [
-    {"distributed", "errors", "progress", "ring", "scratch", "types"},
+    {"distributed", "errors", "progress", "ring", "scratch", "split", "types"},
     {"core"},
     {"cache"},
     {"rows", "sharding"},

@@ -55,6 +55,19 @@ def _llama(*sizes: int, factor: float, tied: bool) -> ModelConfig:
     )
 
 
+def _smollm2(*sizes: int) -> ModelConfig:
+    """HuggingFaceTB/SmolLM2-*-Instruct."""
+    return _config(
+        "llama",
+        sizes,
+        Rope(100_000.0),
+        vocab_size=49_152,
+        max_positions=8192,
+        norm_eps=1e-5,
+        tied=True,
+    )
+
+
 def _qwen2(*sizes: int, tied: bool) -> ModelConfig:
     """Qwen/Qwen2.5-*-Instruct; the larger ones pad their vocabulary further."""
     return _config(
@@ -109,6 +122,7 @@ def _gemma3(
 
 
 PRESETS: dict[str, ModelConfig] = {
+    "smollm2-135m": _smollm2(30, 576, 1536, 9, 3, 64),
     "llama-3.2-1b": _llama(16, 2048, 8192, 32, 8, 64, factor=32.0, tied=True),
     "llama-3.2-3b": _llama(28, 3072, 8192, 24, 8, 128, factor=32.0, tied=True),
     "llama-3.1-8b": _llama(32, 4096, 14336, 32, 8, 128, factor=8.0, tied=False),
@@ -129,4 +143,19 @@ PRESETS: dict[str, ModelConfig] = {
     "gemma-3-4b": _gemma3(34, 2560, 10240, 8, 4, 256),
     "gemma-3-12b": _gemma3(48, 3840, 15360, 16, 8, 256),
     "gemma-3-27b": _gemma3(62, 5376, 21504, 32, 16, 128, query_width=168.0),
+}
+
+# What these are loaded by, where that is not the preset's own name.
+REFERENCES: dict[str, str] = {
+    "smollm2-135m-instruct": "smollm2-135m",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m",
+    "meta-llama/Llama-3.2-1B-Instruct": "llama-3.2-1b",
+    "meta-llama/Llama-3.2-3B-Instruct": "llama-3.2-3b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b",
+    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
+    "Qwen/Qwen3-14B": "qwen3-14b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "google/gemma-3-1b-it": "gemma-3-1b",
+    "google/gemma-3-27b-it": "gemma-3-27b",
 }
