@@ -5,6 +5,7 @@ A round proposes, verifies, accepts and commits; all rounds of a generation are 
 loop with a drafter that proposes nothing.
 """
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
@@ -57,8 +58,10 @@ def decode_round(
     warp = bind_warp(state, options)
     context = Context(state.tokens, state.length, state.active, warp)
 
-    draft, drafting = drafter.propose(target, state.drafter, context, noise.draft)
-    output, scratch, verified = verify(target, drafter, draft, state, options)
+    with jax.named_scope("draft"):
+        draft, drafting = drafter.propose(target, state.drafter, context, noise.draft)
+    with jax.named_scope("verify"):
+        output, scratch, verified = verify(target, drafter, draft, state, options)
     draft = drop_unusable(draft, verified.unusable)
     accepting = noise.accept(drafter.nodes, drafter.depth)
     verdict = options.rule.decide(verified.log_probs, draft, accepting, drafter.depth)

@@ -1,12 +1,10 @@
 """Compiles a generation for a TPU slice, from shapes alone, where there is no TPU.
 
 libtpu compiles for a described topology. Load it only in a process that has
-`ENVIRONMENT` set and holds no TPU: `python -m jaxspec.tpu.aot JOB.yaml` is one.
+`ENVIRONMENT` set and holds no TPU.
 """
 
 import dataclasses
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,11 +12,10 @@ import numpy as np
 from flax import nnx
 from jax.experimental import topologies
 
+from jaxspec.arguments import Tree
 from jaxspec.batching import LARGEST_CHUNK, chunks, pack
-from jaxspec.core.dynamic_tree import DynamicTree
-from jaxspec.core.topology import Topology
-from jaxspec.decoding.state import DecodingState, Options
-from jaxspec.drafter_names import place_drafter
+from jaxspec.decoding.state import DecodingState
+from jaxspec.drafter_names import make_drafter
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig
@@ -27,6 +24,8 @@ from jaxspec.programs import Program
 from jaxspec.requests import make_request
 from jaxspec.row_options import OPTIONS
 from jaxspec.sharding import COPIED, Partition, Rules, make_mesh
+from jaxspec.tpu.hlo import host_traffic, parse
+from jaxspec.tpu.traffic import Cost, Traffic
 
 # Else libtpu looks for a metadata server, and a second process dies on its lock file.
 ENVIRONMENT = {
@@ -34,6 +33,188 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """What the compiler says of one program, of one chip; sizes in bytes.
+
+    Attributes:
+        aliased_bytes: of results that lie where arguments lay.
+        modules: programs that it became.
+        host_traffic: instructions that talk to the host.
+        steps: what a round moves and computes, by its steps; empty of other programs.
+    """
+
+    argument_bytes: int
+    temporary_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+    modules: int
+    host_traffic: list[str]
+    compile_seconds: float
+    steps: dict[str, Cost]
+    text: str = dataclasses.field(repr=False)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it needs at once."""
+        held = self.argument_bytes + self.temporary_bytes + self.output_bytes
+        return held - self.aliased_bytes
+
+    @property
+    def round_bytes(self) -> float:
+        """Of main memory, moved by one round."""
+        return sum(cost.hbm for cost in self.steps.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A generation on a slice, of shapes only.
+
+    Attributes:
+        batch: rows on the whole mesh.
+        live_tokens: of each row, whose keys a round reads.
+    """
+
+    generator: Generator
+    batch: int
+    live_tokens: int
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a row."""
+        return self.generator.capacity or 0
+
+    @property
+    def partition(self) -> Partition:
+        """The mesh."""
+        partition = self.generator.target.partition
+        assert partition is not None
+        return partition
+
+    def rounds(self) -> Compilation:
+        """The program of all rounds."""
+        generator = self.generator
+        state, options = self._state(self.batch), self._options(self.batch)
+        models = generator.target.decoder, generator.drafter
+        program = generator.programs[2]
+        compiled = program.compile(*models, state, options, np.int32(1))
+        return self._report(compiled, program, rounds=True)
+
+    def prefill(self, *, longest: bool = True) -> Compilation:
+        """The program of a piece of prompt, for one row of each part of the mesh."""
+        rows, generator = self.partition.row_parts, self.generator
+        prompts = pack([_request(self.capacity - 1)] * rows, rows, self.capacity)
+        chunk, _ = next(chunks(prompts))
+        first, later, _ = generator.programs
+        program, state = (later, self._state(rows)) if longest else (first, prompts)
+        models = generator.target.decoder, generator.drafter
+        compiled = program.compile(
+            *models, state, chunk, self._options(rows), np.bool_(1), LARGEST_CHUNK
+        )
+        return self._report(compiled, program)
+
+    def state_bytes(self) -> int:
+        """Of the batch, on one chip."""
+        state = self._state(self.batch)
+        return shard_bytes(state, self.partition.state(state))
+
+    def floor_bytes(self) -> float:
+        """What a round must move on one chip: all weights and live keys once a pass.
+
+        The target makes one pass and the drafter one for each level of its draft. An
+        embedding that is not the head is only looked up in.
+        """
+        generator, partition = self.generator, self.partition
+        decoder, drafter = generator.target.decoder, generator.drafter
+        state = self._state(self.batch)
+        live = min(1.0, self.live_tokens / self.capacity)
+
+        def passed(model, caches) -> float:
+            unread = 0 if decoder.config.tied else _embedding_bytes(model)
+            where = partition.state(caches)
+            return _model_bytes(model) - unread + live * shard_bytes(caches, where)
+
+        own = max(drafter.depth, 1) * passed(drafter, state.drafter)
+        return passed(decoder, state.cache) + own
+
+    def _options(self, rows: int) -> Any:
+        return self.generator.pack_options([_request(1)] * rows, rows, [0], None)
+
+    def _state(self, rows: int) -> DecodingState:
+        generator, options = self.generator, self._options(rows)
+        prompts = pack([_request(1)] * rows, rows, self.capacity)
+
+        def fresh(model, drafter, prompts):
+            return DecodingState.init(model, drafter, prompts, options, LARGEST_CHUNK)
+
+        models = generator.target.decoder, generator.drafter
+        return jax.eval_shape(fresh, *models, prompts)
+
+    def _report(self, compiled, program: Program, rounds: bool = False) -> Compilation:
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        blocks = -(-self.live_tokens // 128)
+        return Compilation(
+            argument_bytes=memory.argument_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            modules=text.count("HloModule "),
+            host_traffic=host_traffic(text),
+            compile_seconds=program.compile_seconds,
+            steps=Traffic(parse(text), blocks).of_round() if rounds else {},
+            text=text,
+        )
+
+
+def setup(
+    topology: str,
+    target: ModelConfig,
+    drafter: ModelConfig | str | None,
+    *,
+    batch: int,
+    capacity: int,
+    mesh: tuple[int, int] = (1, 1),
+    draft_tokens: int | None = None,
+    tree: Tree | None = None,
+    rule: str = "rejection",
+    dtype: str = "bfloat16",
+    replicate_draft: bool = False,
+    live_tokens: int | None = None,
+    reference: str = "target",
+) -> Setup:
+    """A generation on a slice, of which nothing but shapes exists.
+
+    Args:
+        topology: `v5e:2x4`; of its chips as many as the mesh has are used.
+        target: its config.
+        drafter: a draft model's config, the name of a drafter, or None.
+        batch: rows on the whole mesh.
+        capacity: the most tokens of a row.
+        mesh: in how many parts rows and models are split.
+        draft_tokens: k.
+        tree: in place of k.
+        rule: how drafts are accepted.
+        dtype: of weights and caches.
+        replicate_draft: the drafter lies whole on each chip.
+        live_tokens: of each row, by default all of its capacity.
+        reference: the target's name.
+
+    Raises:
+        UserError: the parts do not fit together.
+    """
+    grid = make_mesh(*mesh, slice_devices(topology))
+    partition = Partition(grid, Rules(), COPIED if replicate_draft else Rules())
+    decoder = _abstract(target, dtype, partition, draft=False)
+    named: Any = drafter
+    if isinstance(drafter, ModelConfig):
+        draft = _abstract(drafter, dtype, partition, draft=True)
+        named = LanguageModel("draft", draft)
+    whole = LanguageModel(reference, decoder, None, partition)
+    made = _of_shapes(make_drafter(whole, named, draft_tokens, tree))
+    generator = Generator(whole, made, rule=rule, capacity=capacity)
+    return Setup(generator, batch, live_tokens or capacity)
 
 
 def slice_devices(topology: str) -> list[Any]:
@@ -47,8 +228,28 @@ def slice_devices(topology: str) -> list[Any]:
     return list(described.devices)
 
 
-def abstract_model(
-    config: ModelConfig, dtype: str, partition: Partition, *, draft: bool = False
+def shard_bytes(tree: Any, shardings: Any) -> int:
+    """Of all arrays, on one chip."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+    return sum(_shard_bytes(leaf, where) for leaf, where in pairs)
+
+
+def _shard_bytes(leaf: Any, where: Any) -> int:
+    return int(np.prod(where.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+
+
+def _model_bytes(model: Any) -> int:
+    leaves = jax.tree.leaves(model)
+    return sum(_shard_bytes(leaf, leaf.sharding) for leaf in leaves)
+
+
+def _embedding_bytes(model: Any) -> int:
+    embedding = getattr(model, "embed_tokens", None)
+    return 0 if embedding is None else _model_bytes(embedding)
+
+
+def _abstract(
+    config: ModelConfig, dtype: str, partition: Partition, *, draft: bool
 ) -> Decoder:
     """A decoder of shapes only, for a TPU, spread over the mesh."""
 
@@ -59,12 +260,16 @@ def abstract_model(
     return partition.place(shapes, config.head_dim, draft=draft)
 
 
-def abstract_drafter(drafter: Any, partition: Partition) -> Any:
+def _of_shapes(drafter: Any) -> Any:
     """The same drafter of shapes only, for a TPU."""
     own = getattr(drafter, "model", None) or getattr(drafter, "head", None)
     if own is not None:
         own.platform = "tpu"
-    shapes = jax.tree.map(
+    return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), drafter
     )
-    return place_drafter(partition, shapes)
+
+
+def _request(tokens: int) -> Any:
+    defaults = {name: option.default for name, option in OPTIONS.items()}
+    return make_request("", [0] * tokens, defaults | {"temperature": 1.0})
