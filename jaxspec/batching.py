@@ -36,17 +36,20 @@ def power_of_two(size: int, smallest: int) -> int:
     return 1 << (max(size, smallest) - 1).bit_length()
 
 
-def pack(requests: Sequence[Request], rows: int, capacity: int) -> Prompts:
-    """The prompts of a batch; rows past the requests are inert."""
+def pack(requests: Sequence[Request | None], rows: int, capacity: int) -> Prompts:
+    """The prompts of a batch; rows past the requests, and those of None, are inert."""
     tokens = np.zeros((rows, capacity), np.int32)
     # An inert row holds one token, so that every position it names exists.
     length, limit = np.ones(rows, np.int32), np.ones(rows, np.int32)
+    seeds = [0] * rows
     for row, request in enumerate(requests):
+        if request is None:
+            continue
         count = len(request.ids)
         tokens[row, :count] = request.ids
         length[row] = count
         limit[row] = min(count + request.max_new_tokens, capacity)
-    seeds = [request.seed for request in requests] + [0] * (rows - len(requests))
+        seeds[row] = request.seed
     return Prompts(tokens, length, limit, seed_keys(seeds))  # pyright: ignore
 
 

@@ -1,8 +1,7 @@
-"""What a folder's contents were made by, so that no other job adds to them."""
+"""What files were made by, so that no other job adds to them."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxspec.checkpoints.atomic import replace
@@ -10,8 +9,19 @@ from jaxspec.checkpoints.fields import read_json
 from jaxspec.errors import refuse
 
 
-def pin(path: Path, values: Mapping[str, Any]) -> None:
+def pin(
+    path: Any,
+    values: Mapping[str, Any],
+    write: Callable[[Any, bytes], None] = replace,
+    fix: str = "choose another folder",
+) -> None:
     """Writes the values to a JSON file, or holds them against those it has.
+
+    Args:
+        path: of a local file, or one that `write` can write.
+        values: what JSON can hold.
+        write: puts a file there as a whole.
+        fix: what to do if the values differ, for the message.
 
     Raises:
         UserError: lists what differs.
@@ -20,13 +30,13 @@ def pin(path: Path, values: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(values))
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, (json.dumps(wanted, indent=2) + "\n").encode())
+        write(path, (json.dumps(wanted, indent=2) + "\n").encode())
         return
     found = read_json(path)
     refuse(
         [
             f"{path}: `{name}` is {json.dumps(found.get(name))}, but "
-            f"{json.dumps(wanted.get(name))} is asked for; choose another folder"
+            f"{json.dumps(wanted.get(name))} is asked for; {fix}"
             for name in sorted({*found, *wanted})
             if found.get(name) != wanted.get(name)
         ]

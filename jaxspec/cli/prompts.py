@@ -1,10 +1,13 @@
 """Prompts, or whole texts, from a JSONL file."""
 
+import functools
 import json
 import pathlib
 from typing import Any
 
 from jaxspec.errors import UserError, refuse
+from jaxspec.prompt_records import as_chat as as_chat
+from jaxspec.prompt_records import prompt_of
 from jaxspec.requests import Prompt
 
 
@@ -14,14 +17,7 @@ def read_prompts(file: str, chat: bool) -> list[Prompt]:
     Raises:
         UserError: lists every line that is wrong, by its number.
     """
-
-    def parse(record: dict[str, Any]) -> Prompt | None:
-        prompt, messages = record.get("prompt"), record.get("messages")
-        if isinstance(prompt, str):
-            return as_chat(prompt) if chat else prompt
-        return next((p for p in (prompt, messages) if isinstance(p, list)), None)
-
-    return _read_lines(file, "prompt", parse)
+    return _read_lines(file, "prompt", functools.partial(prompt_of, chat=chat))
 
 
 def read_texts(file: str) -> list[Any]:
@@ -69,8 +65,3 @@ def _read_lines(file: str, field: str, parse: Any) -> list[Any]:
     if not found:
         raise UserError(f"{path}: no {field}s; expected one JSON object a line")
     return found
-
-
-def as_chat(text: str) -> Prompt:
-    """A chat in which the user says this."""
-    return [{"role": "user", "content": text}]

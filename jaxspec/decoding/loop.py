@@ -35,8 +35,13 @@ def decode(
     state: DecodingState,
     options: Options,
     rounds: Int[Array, ""],
+    one_token_rounds: bool = True,
 ) -> DecodingState:
-    """Runs rounds until every row has ended, `rounds` of them at most."""
+    """Runs rounds until every row has ended, `rounds` of them at most.
+
+    With `one_token_rounds`, static, a round in which no row has a draft costs what
+    plain decoding costs; which rounds are such, a row's neighbours decide.
+    """
 
     def unfinished(carry):
         state, done = carry
@@ -44,13 +49,18 @@ def decode(
 
     def body(carry):
         state, done = carry
-        return decode_round(model, drafter, state, options), done + 1
+        state = decode_round(model, drafter, state, options, one_token_rounds)
+        return state, done + 1
 
     return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
 def decode_round(
-    model: Model, drafter: Drafter, state: DecodingState, options: Options
+    model: Model,
+    drafter: Drafter,
+    state: DecodingState,
+    options: Options,
+    one_token_rounds: bool = True,
 ) -> DecodingState:
     """One round: Leviathan et al. 2023, algorithm 1, for all rows at once."""
     target = Target(model, state.cache)
@@ -61,7 +71,9 @@ def decode_round(
     with jax.named_scope("draft"):
         draft, drafting = drafter.propose(target, state.drafter, context, noise.draft)
     with jax.named_scope("verify"):
-        output, scratch, verified = verify(target, drafter, draft, state, options)
+        output, scratch, verified = verify(
+            target, drafter, draft, state, options, one_token_rounds
+        )
     draft = drop_unusable(draft, verified.unusable)
     accepting = noise.accept(drafter.nodes, drafter.depth)
     verdict = options.rule.decide(verified.log_probs, draft, accepting, drafter.depth)

@@ -96,12 +96,14 @@ def verify(
     draft: Draft,
     state: DecodingState,
     options: Options,
+    one_token_rounds: bool = True,
 ) -> tuple[Output, Scratch, Verified]:
     """One forward pass over the newest token and all draft nodes.
 
     It goes on from the layers that the drafter has already run, if it has run any.
-    If no row has a valid node, only the newest token is fed: a round without a draft
-    costs what plain decoding costs. The other slots of the output are then zero.
+    If no row has a valid node, only the newest token is fed, unless that is ruled out:
+    a round without a draft costs what plain decoding costs. The other slots of the
+    output are then zero.
     """
     ancestors = tree.ancestry(draft.parents)
     paths, depths = tree.paths(draft.tokens, ancestors, drafter.depth)
@@ -136,8 +138,8 @@ def verify(
         verified = Verified(pad(log_probs), pad(unusable), kept, paths, depths)
         return output, scratch, verified
 
-    if slots == 1:
-        return feed(1)
+    if slots == 1 or not one_token_rounds:
+        return feed(slots)
     return lax.cond(draft.valid.any(), lambda: feed(slots), lambda: feed(1))
 
 

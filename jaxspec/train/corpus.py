@@ -19,7 +19,7 @@ from jaxspec.checkpoints.atomic import replace
 from jaxspec.checkpoints.fields import read_json
 from jaxspec.checkpoints.head_files import open_weights
 from jaxspec.errors import UserError, refuse
-from jaxspec.train.pins import pin
+from jaxspec.pins import pin
 
 _RECIPE = "recipe.json"
 _PART = re.compile(r"texts-(\d{5})\.safetensors")

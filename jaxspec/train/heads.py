@@ -13,12 +13,12 @@ from jaxspec.checkpoints.known import KNOWN
 from jaxspec.errors import UserError
 from jaxspec.loading import LanguageModel
 from jaxspec.models.decoder import Decoder
+from jaxspec.pins import pin
 from jaxspec.train.batches import Batches
 from jaxspec.train.checkpoints import named_leaves
 from jaxspec.train.corpus import Corpus
 from jaxspec.train.kinds import KINDS, Pupil
 from jaxspec.train.new_heads import commonest_ids
-from jaxspec.train.pins import pin
 from jaxspec.train.recipe import HeadRecipe
 from jaxspec.train.trainer import Progress, Settings, Trainer
 
