@@ -220,7 +220,7 @@ class Generator:
         """
         requests = make_requests(self.target, prompts, **options)
         check_call(batch_size=batch_size, log_probs=log_probs)
-        size = self._whole_rows(batch_size or max(len(requests), 1))
+        size = self.whole_rows(batch_size or max(len(requests), 1))
         capacity = self._capacity_for(requests)
         batches = [requests[at : at + size] for at in range(0, len(requests), size)]
         return (
@@ -254,7 +254,7 @@ class Generator:
                 f"{self.target.reference} has no tokenizer to make text with"
             )
         requests = make_requests(self.target, [prompt], **options)
-        rows = self._whole_rows(1)
+        rows = self.whole_rows(1)
         prompts = pack(requests, rows, self._capacity_for(requests))
         watcher = StopTexts(requests, tokenizer, include_stop, all_rows=True)
         reader, shown = watcher.rows[0], 0
@@ -267,7 +267,7 @@ class Generator:
         reader.finish()
         yield reader.text[shown:]
 
-    def _whole_rows(self, rows: int) -> int:
+    def whole_rows(self, rows: int) -> int:
         """As many rows or a few more: the parts of a mesh have equally many."""
         partition = self.target.partition
         parts = 1 if partition is None else partition.row_parts

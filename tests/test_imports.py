@@ -10,18 +10,19 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent / "jaxspec"
 # Each layer may import the layers before it, never one after it.
 LAYERS = [
-    {"distributed", "errors", "progress", "ring", "scratch", "split", "types"},
+    {"distributed", "pins", "rendezvous", "errors", "progress", "ring", "scratch", "split", "types"},
     {"core"},
     {"cache"},
     {"rows", "sharding"},
     {"models"},
     {"drafters", "decoding"},
     {"checkpoints", "tokenizer", "chat_template"},
-    {"loading", "programs", "row_options", "requests", "results", "batching"},
+    {"loading", "programs", "prompt_records", "row_options", "requests", "results", "batching"},
     {"stopping", "arguments", "acceptance_watch", "shipped"},
     {"drafter_names"},
     {"generator"},
-    {"certify", "train"},
+    {"certify", "train", "job", "batch"},
+    {"tpu"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -13,9 +13,11 @@ from jaxspec.drafter_names import DEFAULT_DRAFT_TOKENS, check_name
 from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import load
+from jaxspec.sharding import Partition
 from jaxspec.shipped import AUTO, best
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_DRAFTER = "prompt-lookup"
 DEFAULT_RULE = "rejection"
 _DYNAMIC = re.compile(r"dynamic:depth=(\d{1,4}),topk=(\d{1,4}),nodes=(\d{1,4})")
 
@@ -32,9 +34,9 @@ def add_verb(
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
-    """The model, its drafter and k."""
+    """The model, its drafter and k; defaults may be replaced by `set_defaults`."""
     add = parser.add_argument
-    add("--model", metavar="REF", default=DEFAULT_MODEL, help="(default: %(default)s)")
+    add("--model", metavar="REF", default=DEFAULT_MODEL, help=_default(DEFAULT_MODEL))
     drafter = parser.add_mutually_exclusive_group()
     drafter.add_argument(
         "--draft-model", metavar="REF", help="a smaller model of the same tokenizer"
@@ -42,7 +44,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     drafter.add_argument(
         "--drafter",
         metavar="NAME",
-        default="prompt-lookup",
+        default=DEFAULT_DRAFTER,
         help="auto is the best that comes with jaxspec for the model; prompt-lookup "
         "copies from the text so far; early-exit:N drafts with the "
         "model's own first N layers (a model not trained for it accepts little), "
@@ -50,7 +52,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "medusa:PATH with heads that were trained for it, each for one of the next "
         "tokens; eagle:PATH with an EAGLE-1, 2 or 3 head, which reads the model's "
         "hidden states and accepts most; draft:PATH with a small model cut from the "
-        "model by jaxspec train; none is plain decoding (default: %(default)s)",
+        "model by jaxspec train; none is plain decoding " + _default(DEFAULT_DRAFTER),
     )
     add(
         "--draft-tokens",
@@ -79,8 +81,12 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="of weights and cache (default: %(default)s)",
+        help="of weights and cache " + _default("float32"),
     )
+
+
+def _default(value: str) -> str:
+    return f"(default: {value})"
 
 
 def _tree(text: str) -> tuple[int, ...] | DynamicTree:
@@ -99,8 +105,10 @@ def _tree(text: str) -> tuple[int, ...] | DynamicTree:
         ) from None
 
 
-def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
-    """Loads what the options of `add_drafting` name.
+def make_generator(
+    args: argparse.Namespace, partition: Partition | None = None, **options: Any
+) -> Generator:
+    """Loads what the options of `add_drafting` name, over a mesh if there is one.
 
     Raises:
         UserError: also for options that would have no effect.
@@ -127,11 +135,11 @@ def make_generator(args: argparse.Namespace, **options: Any) -> Generator:
         check_name(best(args.model).name, args.tree)
     elif args.draft_model is None and args.drafter != "none":
         check_name(args.drafter, args.tree)
-    target = load(args.model, args.dtype)
+    target = load(args.model, args.dtype, partition)
     if args.drafter == "none":
         drafter = None
     elif args.draft_model is not None:
-        drafter = load(args.draft_model, args.dtype)
+        drafter = load(args.draft_model, args.dtype, partition, draft=True)
     else:
         drafter = args.drafter
     generator = Generator(

@@ -1,4 +1,4 @@
-"""A process that appends records until it is killed: run by test_journal.
+"""A process that appends records until it is killed: run by test_killed.
 
     python appending.py FOLDER local|remote RECORDS SEED
 
