@@ -7,9 +7,10 @@ from typing import Any
 
 from jaxspec.arguments import check_call
 from jaxspec.cli.options import add_drafting, add_verb, make_generator
-from jaxspec.cli.prompts import as_chat, read_prompts
+from jaxspec.cli.prompts import read_prompts
 from jaxspec.errors import UserError
 from jaxspec.progress import watching
+from jaxspec.prompt_records import as_chat
 from jaxspec.requests import Prompt
 from jaxspec.results import Result
 from jaxspec.row_options import OPTIONS, check_options

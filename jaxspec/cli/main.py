@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jaxspec.cli import batch, certify, demo, fetch, generate, train
+from jaxspec.cli import batch, certify, demo, fetch, generate, plan, train
 from jaxspec.errors import UserError
 
 _EPILOG = """\
@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in (demo, generate, batch, certify, train, fetch):
+    for verb in (demo, generate, batch, plan, certify, train, fetch):
         verb.add_parser(verbs)
     return parser
 

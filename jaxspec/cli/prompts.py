@@ -6,7 +6,6 @@ import pathlib
 from typing import Any
 
 from jaxspec.errors import UserError, refuse
-from jaxspec.prompt_records import as_chat as as_chat
 from jaxspec.prompt_records import prompt_of
 from jaxspec.requests import Prompt
 

@@ -137,9 +137,10 @@ def run_head(args: argparse.Namespace) -> int:
     """
     from jaxspec.checkpoints.disk import content_sha256
     from jaxspec.checkpoints.hub import fetch
+    from jaxspec.pictures import require_matplotlib
     from jaxspec.train.capture import read_states
     from jaxspec.train.corpus import Corpus
-    from jaxspec.train.curves import draw_curves, require_matplotlib
+    from jaxspec.train.curves import draw_curves
     from jaxspec.train.heads import Training
     from jaxspec.train.recipe import HeadRecipe
     from jaxspec.train.trainer import Settings

@@ -1,21 +1,8 @@
 """Curves of a training, drawn from what it has written about each step."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
-
-from jaxspec.errors import UserError
-
-
-def require_matplotlib() -> None:
-    """Refuses to draw without it.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("curves need matplotlib; pip install 'jaxspec-decoding[plot]'")
 
 
 def draw_curves(folder: Path) -> Path:
