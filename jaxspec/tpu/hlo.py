@@ -114,7 +114,9 @@ def arrays_of(shape: str) -> Iterator[Stored]:
         space = _SPACE.search(notes)
         padded = _padded(lengths, order, notes)
         size = math.prod(padded) * BYTES[kind]
-        yield Stored(kind, lengths, size, space is None or space[1] == "0")
+        # A number alone lies in the memory of the scalar unit.
+        outside = bool(lengths) and (space is None or space[1] == "0")
+        yield Stored(kind, lengths, size, outside)
 
 
 def host_traffic(text: str) -> list[str]:

@@ -21,9 +21,9 @@ from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
 from jaxspec.drafters.some_ids import SomeIds
 from jaxspec.rows import map_rows
+from jaxspec.tpu.hlo import host_traffic
 from jaxspec.types import Chunk, Context, Target
 from tests import fakes, runs
-from tests.hlo import host_traffic
 
 NODES = 4
 # A leaf on every level, and levels of unequal width.

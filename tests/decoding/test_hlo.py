@@ -10,8 +10,9 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.state import DecodingState
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.tpu.hlo import host_traffic
 from tests import fakes, runs
-from tests.hlo import copies, host_traffic
+from tests.hlo import copies
 
 
 def compiled_text(made, target, drafter, batch):

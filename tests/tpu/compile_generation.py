@@ -1,6 +1,6 @@
-"""Compiles the programs of a generation for a TPU, on a machine that has none.
+"""Compiles the programs of many generations for a TPU, on a machine that has none.
 
-Run as `python -m tests.tpu.compile_generation CONFIG.yaml`, in a process of its own
+Run as `python -m tests.tpu.compile_generation JOB.yaml`, in a process of its own
 that has `ENVIRONMENT` set: it loads libtpu. It prints one JSON object: what came out of
 each compilation, by name.
 """
@@ -9,16 +9,13 @@ import dataclasses
 import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import yaml
 from flax import nnx
 from jax import lax
-from jax.experimental import topologies
 
 from jaxspec.batching import (
     LARGEST_CHUNK,
@@ -43,20 +40,18 @@ from jaxspec.drafters.eagle_head import (
 )
 from jaxspec.drafters.medusa import Heads, Medusa
 from jaxspec.generator import Generator
+from jaxspec.job import read_job
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig, Rope
 from jaxspec.models.decoder import Decoder
 from jaxspec.programs import Program
 from jaxspec.requests import Request, make_request
 from jaxspec.row_options import OPTIONS
-from tests.hlo import copies, host_traffic
+from jaxspec.tpu.aot import slice_devices
+from jaxspec.tpu.hlo import host_traffic, parse
+from jaxspec.tpu.traffic import Traffic
+from tests.hlo import copies
 
-# Else libtpu looks for a metadata server, and a second process dies on its lock file.
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
 # A loop right in a round's body: with a drafter that runs no model, only a commit's.
 COMMIT = re.compile(r' while\(.*op_name="jit\(decode\)/while/body/(?!cond)[^"]*"')
 TREE = (2, 2, 1)
@@ -80,7 +75,7 @@ TINY = ModelConfig(
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A file of `tpu_configs/`: these fields, all of them and no others."""
+    """A chip, and the generation that is compiled for it."""
 
     target: str
     drafter: str
@@ -93,13 +88,7 @@ class Slice:
     @property
     def sharding(self) -> jax.sharding.Sharding:
         """The one chip of the topology."""
-        grid = [int(size) for size in self.topology.partition(":")[2].split("x")]
-        # A host has 2 x 2 chips by default, and a smaller slice is refused.
-        bounds = (*(min(size, 2) for size in grid), 1, 1)[:3]
-        described = topologies.get_topology_desc(
-            platform="tpu", topology_name=self.topology, chips_per_host_bounds=bounds
-        )
-        (device,) = described.devices
+        (device,) = slice_devices(self.topology)
         return jax.sharding.SingleDeviceSharding(device)
 
     def model(self, reference: str, config: ModelConfig) -> LanguageModel:
@@ -231,6 +220,34 @@ def printing_loop(count):
     return lax.while_loop(lambda done: done < count, body, jnp.int32(0))
 
 
+def multiplying_loop(values, weights, count):
+    """Known traffic: weights too large for the chip's own memory, once a round."""
+
+    def body(carry):
+        values, done = carry
+        return jnp.tanh(values @ weights), done + 1
+
+    start = (values, jnp.int32(0))
+    return lax.while_loop(lambda carry: carry[1] < count, body, start)[0]
+
+
+def known_traffic(setup: Slice) -> dict:
+    """What is counted of `multiplying_loop`."""
+    size, rows = 8192, 16
+    program = Program(multiplying_loop)
+    values = jax.ShapeDtypeStruct((rows, size), jnp.bfloat16)
+    weights = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
+    arrays = (values, weights, jax.ShapeDtypeStruct((), jnp.int32))
+    compiled = compile_for(setup.sharding, program, arrays)
+    steps = Traffic(parse(compiled.as_text()), 1).of_round()
+    return {
+        "hbm": sum(cost.hbm for cost in steps.values()),
+        "flops": sum(cost.flops for cost in steps.values()),
+        "weight_bytes": 2 * size**2,
+        "expected_flops": 2 * rows * size**2,
+    }
+
+
 def heads(decoder: Decoder) -> Medusa:
     """Medusa heads of shapes only."""
     topology, width = Topology.branching(TREE), decoder.config.hidden_size
@@ -250,8 +267,17 @@ def eagle(setup: Slice, config: Any, made: type, topology: Any) -> Eagle:
 
 
 def main(path: str) -> None:
-    """Prints the reports of the slice's generation, of a draft model and a control."""
-    setup = Slice(**yaml.safe_load(Path(path).read_text()))
+    """Prints the reports of a generation with the job's model, of others, a control."""
+    job = read_job(path)
+    setup = Slice(
+        target=job.model,
+        drafter="prompt-lookup",
+        draft_tokens=4,
+        dtype=job.dtype,
+        batch_size=job.batch_size,
+        capacity=job.capacity,
+        topology=job.topology or "",
+    )
     small = dataclasses.replace(setup, capacity=256)
     draft = dataclasses.replace(
         TINY, num_layers=1, windows=(None,), ropes=TINY.ropes[:1]
@@ -292,6 +318,7 @@ def main(path: str) -> None:
             compile_for(setup.sharding, control, (np.int32(3),)), control
         ),
     }
+    reports["known traffic"] = known_traffic(setup)
     print(json.dumps(reports))
 
 

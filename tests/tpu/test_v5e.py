@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.tpu.compile_generation import ENVIRONMENT
+from jaxspec.tpu.aot import ENVIRONMENT
 
 pytestmark = pytest.mark.tpu
 
@@ -72,6 +72,12 @@ def test_is_one_module_without_host_traffic(compiled, generation, program):
 
 def test_a_loop_that_prints_is_refused(compiled):
     assert compiled["printing"]["host_traffic"]
+
+
+def test_known_traffic_is_counted(compiled):
+    known = compiled["known traffic"]
+    assert known["weight_bytes"] <= known["hbm"] <= 1.05 * known["weight_bytes"]
+    assert known["flops"] == known["expected_flops"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
