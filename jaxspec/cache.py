@@ -32,7 +32,7 @@ ROW_AXES = (None, None, "kv_heads", None, None)
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["groups", "length"],
-    meta_fields=["windows", "width"],
+    meta_fields=["windows", "width", "whole"],
 )
 @dataclasses.dataclass(frozen=True)
 class KVCache:
@@ -48,12 +48,14 @@ class KVCache:
         windows: of each layer, in tokens; None: it sees everything. The arrays of a
             windowed layer are rings and keep what a query may still see.
         width: of the widest commit.
+        whole: on a mesh each chip has all heads, as of a drafter that is copied.
     """
 
     groups: tuple[tuple[Float[Array, "l parts *B K slots width"], ...], ...]
     length: Int[Array, "*B"]
     windows: tuple[int | None, ...]
     width: int
+    whole: bool = False
 
     @classmethod
     def init(
@@ -67,6 +69,7 @@ class KVCache:
         dtype,
         *,
         stacked: bool,
+        whole: bool = False,
     ) -> "KVCache":
         """An empty cache for `capacity` tokens a row.
 
@@ -85,7 +88,8 @@ class KVCache:
                 else (layers, (1, 2, *common, head_dim))
             )
             groups.append(tuple(jnp.zeros(shape, dtype) for _ in range(arrays)))
-        return cls(tuple(groups), jnp.zeros(rows, jnp.int32), windows, width)
+        length = jnp.zeros(rows, jnp.int32)
+        return cls(tuple(groups), length, windows, width, whole)
 
     @property
     def row_axes(self) -> "KVCache":
@@ -107,6 +111,16 @@ class KVCache:
         group, *_ = self._locate(layer)
         # From the end: there may be no axis of rows.
         return self.groups[group][0].shape[-2]
+
+    def live_shares(self, tokens: int) -> list[float]:
+        """How much of each group's arrays is visible when rows have so many tokens."""
+        shares = []
+        for window, arrays in zip(
+            dict.fromkeys(self.windows), self.groups, strict=True
+        ):
+            seen = tokens if window is None else min(tokens, window)
+            shares.append(min(1.0, seen / arrays[0].shape[SLOTS]))
+        return shares
 
     def _locate(self, layer: int) -> tuple[int, int, int]:
         """The group of a layer, its array there, and its index in the array."""
@@ -143,7 +157,8 @@ class KVCache:
         if parts == 2:
             return both[0, 0], both[0, 1]
         # Else the TPU compiler turns the whole cache, each round, to suit attention.
-        both = on_each_chip(_keep_layout, both, *ROW_AXES)
+        axes = (None,) * both.ndim if self.whole else ROW_AXES
+        both = on_each_chip(_keep_layout, both, *axes)
         keys, values = jnp.split(both[0, 0], 2, axis=-1)
         return keys, values
 

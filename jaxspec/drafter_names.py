@@ -14,6 +14,7 @@ from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.prompt_lookup import PromptLookup
+from jaxspec.drafters.some_ids import SomeIds
 from jaxspec.errors import UserError
 from jaxspec.loading import LanguageModel, require_same_tokenizer
 from jaxspec.row_options import is_whole
@@ -78,11 +79,21 @@ def make_drafter(
 
 def place_drafter(partition: Partition, drafter: Drafter) -> Drafter:
     """Puts a drafter's own parameters where the partition's rules for them say."""
-    own = getattr(drafter, "model", None) or getattr(drafter, "head", None)
-    config = getattr(own, "config", None)
+    config = getattr(own_module(drafter), "config", None)
     decoder = getattr(config, "decoder", config)
     # Without attention of its own nothing is split by heads.
-    return partition.place(drafter, getattr(decoder, "head_dim", 1), draft=True)
+    head_dim = getattr(decoder, "head_dim", 1)
+    placed = partition.place(drafter, head_dim, draft=True)
+    own = own_module(placed)
+    if own is not None:
+        own.whole = partition.draft_rules.kv_heads is None
+    return placed
+
+
+def own_module(drafter: Any) -> Any:
+    """The model or head that a drafter has of its own, or None."""
+    own = getattr(drafter, "model", None) or getattr(drafter, "head", None)
+    return own.model if isinstance(own, SomeIds) else own
 
 
 def check_name(name: str, tree: Tree | None = None) -> None:

@@ -35,7 +35,7 @@ from jaxspec.requests import (
     make_requests,
 )
 from jaxspec.results import Result, Timing, idle_outcome, make_results, read_outcome
-from jaxspec.sharding import fetch
+from jaxspec.sharding import Partition, fetch
 from jaxspec.stopping import StopTexts
 from jaxspec.types import Drafter
 
@@ -117,14 +117,17 @@ class Generator:
         drafter: LanguageModel | Drafter | str | None = None,
         *,
         dtype: str = "float32",
+        partition: Partition | None = None,
         **options: Any,
     ) -> "Generator":
         """Loads a target by `jaxspec.load`; the rest is as for the constructor.
 
+        With a partition all of it is spread over its mesh, the drafter too.
+
         Raises:
             UserError: the model cannot be had, or does not fit the drafter.
         """
-        return cls(load(reference, dtype), drafter, **options)
+        return cls(load(reference, dtype, partition), drafter, **options)
 
     def generate(
         self,

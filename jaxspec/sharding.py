@@ -132,32 +132,41 @@ class Partition:
     def state(self, tree: Any) -> Any:
         """The sharding of each array of a state, of options, of a piece of prompt."""
         apart = (KVCache, Sampling, *SECOND_AXES)
-        return jax.tree.map(
-            self._of_part, tree, is_leaf=lambda each: isinstance(each, apart)
-        )
 
-    def _of_part(self, part: Any) -> Any:
+        def put(path, part):
+            drafts = any(getattr(key, "name", None) == "drafter" for key in path)
+            rules = self.draft_rules if drafts else self.rules
+            return self._of_part(part, dataclasses.replace(rules, rows=self.rules.rows))
+
+        is_part = lambda each: isinstance(each, apart)  # noqa: E731
+        return jax.tree_util.tree_map_with_path(put, tree, is_leaf=is_part)
+
+    def _of_part(self, part: Any, rules: Rules) -> Any:
         if isinstance(part, KVCache):
-            return jax.tree.map(self._of_cache, part.row_axes, part)
-        second = SECOND_AXES.get(type(part))
-        where = jax.tree.map(lambda leaf: self._of_rows(leaf, second), part)
+            return jax.tree.map(
+                lambda rows, leaf: self._of_cache(rows, leaf, rules),
+                part.row_axes,
+                part,
+            )
+        # The rows first, and what the second axis is.
+        axes = {0: "rows", 1: SECOND_AXES.get(type(part))}
+        where = jax.tree.map(lambda leaf: self._named(leaf, axes, rules), part)
         if isinstance(part, Sampling) and part.logit_bias is not None:
-            bias = self._of_rows(part.logit_bias, "vocabulary")
+            axes = {0: "rows", 1: "vocabulary"}
+            bias = self._named(part.logit_bias, axes, rules)
             return where._replace(logit_bias=bias)
         return where
 
-    def _of_cache(self, rows: int, leaf: Any) -> NamedSharding:
-        if rows != ROWS:
-            return self._of_rows(leaf)
-        return self._named(leaf, {ROWS: "rows", KV_HEADS: "kv_heads"})
+    def _of_cache(self, rows: int, leaf: Any, rules: Rules) -> NamedSharding:
+        axes = {ROWS: "rows", KV_HEADS: "kv_heads"} if rows == ROWS else {0: "rows"}
+        return self._named(leaf, axes, rules)
 
-    def _of_rows(self, leaf: Any, second: str | None = None) -> NamedSharding:
-        """Rows first, and what the second axis is; a scalar is everywhere."""
-        return self._named(leaf, {0: "rows", 1: second})
-
-    def _named(self, leaf: Any, axes: Mapping[int, str | None]) -> NamedSharding:
+    def _named(
+        self, leaf: Any, axes: Mapping[int, str | None], rules: Rules
+    ) -> NamedSharding:
         spec = [
-            self.split(axes.get(axis), size) for axis, size in enumerate(leaf.shape)
+            self.split(axes.get(axis), size, rules)
+            for axis, size in enumerate(leaf.shape)
         ]
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 

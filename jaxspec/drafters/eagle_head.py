@@ -72,6 +72,7 @@ class _Head(nnx.Module):
     def __init__(self, config: Any, dtype, platform: str | None, rngs: nnx.Rngs):
         self.config, self.dtype = config, jnp.dtype(dtype)
         self.platform = platform or jax.default_backend()
+        self.whole = False
         own = config.own_embedding
         self.embed_tokens = Embedding(config.decoder, dtype, rngs) if own else None
 
@@ -87,8 +88,8 @@ class _Head(nnx.Module):
 
     def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
         """An empty cache for the pairs of `capacity` tokens."""
-        config, platform = self.config.decoder, self.platform
-        return cache_of(config, rows, capacity, width, self.dtype, platform)
+        kind = self.dtype, self.platform, self.whole
+        return cache_of(self.config.decoder, rows, capacity, width, *kind)
 
     def init_scratch(self, rows: int, slots: int) -> Scratch:
         """Empty scratch space for `slots` slots a row."""

@@ -61,7 +61,13 @@ class Block(nnx.Module):
 
 
 def cache_of(
-    config: ModelConfig, rows: int, capacity: int, width: int, dtype, platform: str
+    config: ModelConfig,
+    rows: int,
+    capacity: int,
+    width: int,
+    dtype,
+    platform: str,
+    whole: bool,
 ) -> KVCache:
     """An empty cache for the layers of a config, laid out as suits the platform."""
     return KVCache.init(
@@ -73,6 +79,7 @@ def cache_of(
         config.head_dim,
         dtype,
         stacked=platform != "cpu",
+        whole=whole,
     )
 
 
@@ -88,6 +95,7 @@ class Decoder(nnx.Module):
     Attributes:
         platform: where it will run (`cpu`, `tpu`, ...), which settles the layout of its
             cache; by default JAX's own. Only compiling for another machine names it.
+        whole: it lies whole on each chip of a mesh, and so do its caches.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.dtype = jnp.dtype(dtype)
         self.platform = platform or jax.default_backend()
+        self.whole = False
         self.embed_tokens = Embedding(config, dtype, rngs)
         self.layers = nnx.List(
             Block(config, layer, dtype, rngs) for layer in range(config.num_layers)
@@ -170,7 +179,8 @@ class Decoder(nnx.Module):
 
     def init_cache(self, rows: int, capacity: int, width: int) -> KVCache:
         """An empty cache for `capacity` tokens and commits of up to `width`."""
-        return cache_of(self.config, rows, capacity, width, self.dtype, self.platform)
+        kind = self.dtype, self.platform, self.whole
+        return cache_of(self.config, rows, capacity, width, *kind)
 
     def init_scratch(self, rows: int, slots: int) -> Scratch:
         """Empty scratch space for `slots` slots a row."""

@@ -14,8 +14,9 @@ from jax.experimental import topologies
 
 from jaxspec.arguments import Tree
 from jaxspec.batching import LARGEST_CHUNK, chunks, pack
+from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodingState
-from jaxspec.drafter_names import make_drafter
+from jaxspec.drafter_names import make_drafter, own_module
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig
@@ -66,6 +67,19 @@ class Compilation:
     def round_bytes(self) -> float:
         """Of main memory, moved by one round."""
         return sum(cost.hbm for cost in self.steps.values())
+
+    @property
+    def round_flops(self) -> float:
+        """Of the matrix products of one round."""
+        return sum(cost.flops for cost in self.steps.values())
+
+    @property
+    def round_collectives(self) -> dict[str, float]:
+        """Bytes that the collectives of one round result in, by kind."""
+        total = Cost()
+        for cost in self.steps.values():
+            total.add(cost)
+        return total.moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,23 +135,36 @@ class Setup:
         return shard_bytes(state, self.partition.state(state))
 
     def floor_bytes(self) -> float:
-        """What a round must move on one chip: all weights and live keys once a pass.
+        """What a round moves on a chip if all weights and live keys move once a pass.
 
         The target makes one pass and the drafter one for each level of its draft. An
-        embedding that is not the head is only looked up in.
+        embedding that is not the head is only looked up in. What stays in the memory on
+        the chip from pass to pass is moved less often: then a round is below it.
         """
-        generator, partition = self.generator, self.partition
-        decoder, drafter = generator.target.decoder, generator.drafter
+        decoder, drafter = self.generator.target.decoder, self.generator.drafter
         state = self._state(self.batch)
-        live = min(1.0, self.live_tokens / self.capacity)
+        unread = 0 if decoder.config.tied else _model_bytes(decoder.embed_tokens)
+        target = _model_bytes(decoder) - unread + self._live_bytes(state, draft=False)
+        draft = _model_bytes(drafter) + self._live_bytes(state, draft=True)
+        return target + max(drafter.depth, 1) * draft
 
-        def passed(model, caches) -> float:
-            unread = 0 if decoder.config.tied else _embedding_bytes(model)
-            where = partition.state(caches)
-            return _model_bytes(model) - unread + live * shard_bytes(caches, where)
-
-        own = max(drafter.depth, 1) * passed(drafter, state.drafter)
-        return passed(decoder, state.cache) + own
+    def _live_bytes(self, state: DecodingState, *, draft: bool) -> float:
+        """Of the live keys and values of the target, or of its drafter."""
+        is_cache = lambda each: isinstance(each, KVCache)  # noqa: E731
+        where = self.partition.state(state)
+        both = [tree.drafter if draft else tree.cache for tree in (state, where)]
+        caches, places = (jax.tree.leaves(each, is_leaf=is_cache) for each in both)
+        return sum(
+            share * shard_bytes(arrays, own)
+            for cache, place in zip(caches, places, strict=True)
+            if is_cache(cache)
+            for share, arrays, own in zip(
+                cache.live_shares(self.live_tokens),
+                cache.groups,
+                place.groups,
+                strict=True,
+            )
+        )
 
     def _options(self, rows: int) -> Any:
         return self.generator.pack_options([_request(1)] * rows, rows, [0], None)
@@ -166,6 +193,13 @@ class Setup:
             steps=Traffic(parse(text), blocks).of_round() if rounds else {},
             text=text,
         )
+
+
+def compile_for(
+    topology: str, target: ModelConfig, drafter: ModelConfig | str | None, **shape: Any
+) -> Compilation:
+    """Compiles all rounds of a generation for a slice; arguments as for `setup`."""
+    return setup(topology, target, drafter, **shape).rounds()
 
 
 def setup(
@@ -243,11 +277,6 @@ def _model_bytes(model: Any) -> int:
     return sum(_shard_bytes(leaf, leaf.sharding) for leaf in leaves)
 
 
-def _embedding_bytes(model: Any) -> int:
-    embedding = getattr(model, "embed_tokens", None)
-    return 0 if embedding is None else _model_bytes(embedding)
-
-
 def _abstract(
     config: ModelConfig, dtype: str, partition: Partition, *, draft: bool
 ) -> Decoder:
@@ -262,12 +291,13 @@ def _abstract(
 
 def _of_shapes(drafter: Any) -> Any:
     """The same drafter of shapes only, for a TPU."""
-    own = getattr(drafter, "model", None) or getattr(drafter, "head", None)
-    if own is not None:
-        own.platform = "tpu"
-    return jax.tree.map(
+    shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), drafter
     )
+    own = own_module(shapes)
+    if own is not None:
+        own.platform = "tpu"
+    return shapes
 
 
 def _request(tokens: int) -> Any:

@@ -14,7 +14,8 @@ from jaxspec.tpu.plan import make_plan
 pytestmark = pytest.mark.tpu
 
 FOLDER = pathlib.Path(__file__).parents[2] / "tpu_configs"
-# Bytes of a round, at most so many times the floor: all weights and live keys once.
+# Bytes of a round, at most so many times the floor: all weights and live keys once a
+# pass. What the memory on a chip keeps from pass to pass may bring it below.
 FACTORS = {
     "v5e-1": 2.0,
     "v5e-8": 1.3,
@@ -23,9 +24,16 @@ FACTORS = {
     "v5p-32": 1.3,
     "v5e-256": 1.3,
 }
+LEAST = 0.6
+# Some minutes to compile each; .ci/run has them where they are kept or there is time.
+LONG = ("v6e-8", "v5p-8", "v5p-32", "v5e-256")
+PARAMS = [
+    pytest.param(name, marks=pytest.mark.full if name in LONG else ())
+    for name in FACTORS
+]
 
 
-@pytest.fixture(scope="module", params=FACTORS)
+@pytest.fixture(scope="module", params=PARAMS)
 def compiled(request):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("needs the [tpu] extra")
@@ -61,10 +69,10 @@ def test_fits_with_a_tenth_to_spare(compiled):
 
 def test_a_round_moves_little_more_than_weights_and_live_keys(compiled):
     name, _, report = compiled
-    rounds = report["speculative"]
-    ratio = rounds["round_bytes"] / rounds["floor_bytes"]
-    print(f"{name}: {ratio:.2f} times the floor of {rounds['floor_bytes']:.3g} bytes")
-    assert 0.95 < ratio <= FACTORS[name]
+    for rounds in (report["speculative"], report["plain"]):
+        ratio = rounds["round_bytes"] / rounds["floor_bytes"]
+        print(f"{name}: {ratio:.2f} times {rounds['floor_bytes'] / 1e6:.0f} MB")
+        assert LEAST < ratio <= FACTORS[name]
 
 
 def test_the_logits_are_never_gathered(compiled):
