@@ -69,20 +69,21 @@ def compile_job(job: Job, live_tokens: int) -> dict[str, Any]:
         raise UserError(
             "planning needs the TPU compiler: pip install 'jaxspec-decoding[tpu]'"
         )
-    asked = {"job": dataclasses.asdict(job), "live_tokens": live_tokens}
-    kept = _kept(asked)
+    kept = kept_file(job, live_tokens)
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
+        asked = {"job": dataclasses.asdict(job), "live_tokens": live_tokens}
         replace(kept, _compile_apart(asked).encode())
     return json.loads(kept.read_text())
 
 
-def _kept(asked: dict[str, Any]) -> Path:
+def kept_file(job: Job, live_tokens: int) -> Path:
     """The file that a compilation is kept in, named by all that it depends on."""
     from jaxspec.checkpoints.hub import cache_folder
 
-    job = {k: v for k, v in asked["job"].items() if k not in _IRRELEVANT}
-    parts = [json.dumps([job, asked["live_tokens"]])]
+    fields = dataclasses.asdict(job).items()
+    own = {name: value for name, value in fields if name not in _IRRELEVANT}
+    parts = [json.dumps([own, live_tokens])]
     parts += [importlib.metadata.version(name) for name in ("jax", "libtpu")]
     parts += [
         hashlib.sha256(path.read_bytes()).hexdigest()

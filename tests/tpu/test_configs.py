@@ -28,7 +28,11 @@ LEAST = 0.6
 # Some minutes to compile each; .ci/run has them where they are kept or there is time.
 LONG = ("v6e-8", "v5p-8", "v5p-32", "v5e-256")
 PARAMS = [
-    pytest.param(name, marks=pytest.mark.full if name in LONG else ())
+    # A group is one worker's, which then compiles once.
+    pytest.param(
+        name,
+        marks=[pytest.mark.xdist_group(name), *[pytest.mark.full] * (name in LONG)],
+    )
     for name in FACTORS
 ]
 

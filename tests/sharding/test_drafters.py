@@ -1,0 +1,165 @@
+"""Over a mesh every drafter comes to what it comes to on one device."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from jaxspec.drafters.autoregressive import Autoregressive
+from jaxspec.sharding import Partition
+from jaxspec.tpu.hlo import host_traffic
+from tests import fakes, runs
+from tests.conformance.test_drafters import DRAFTERS
+from tests.sharding import on_devices
+from tests.sharding.on_devices import HEAD_DIM, MESHES
+
+VOCABULARY, ROWS, BLOCK = 64, 8, 5
+LENGTHS = (1, 2, 17, 33, 5, 9, 20, 12)
+NEW = (24, 31, 40, 27, 25, 26, 33, 29)
+TEMPERATURES = (0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0)
+GREEDY = [row for row, value in enumerate(TEMPERATURES) if value == 0]
+# Some rows write few ids, so that what is drafted is often right.
+FEW = 6
+
+
+def spread(first):
+    """Each drafter on one mesh; `first` is which mesh the first drafter is on."""
+    names = list(MESHES)
+    return [
+        (names[(first + place) % len(names)], drafter)
+        for place, drafter in enumerate(DRAFTERS)
+    ]
+
+
+EVERYWHERE = [(mesh, "draft_model") for mesh in MESHES]
+USUAL = list(dict.fromkeys([*spread(0), *EVERYWHERE]))
+IN_FULL = [case for case in spread(2) if case not in USUAL]
+
+
+def batch():
+    rng = np.random.default_rng(0)
+    bias = np.zeros((ROWS, VOCABULARY), np.float32)
+    for row in range(0, ROWS, 2):
+        bias[row, rng.permutation(VOCABULARY)[FEW:]] = -np.inf
+    return runs.Batch(
+        [rng.integers(0, VOCABULARY, length).tolist() for length in LENGTHS],
+        new=NEW,
+        temperature=TEMPERATURES,
+        seeds=range(10, 18),
+        options={"logit_bias": bias},
+    )
+
+
+def reports(cases):
+    """Of each drafter: what comes out on one device, and over its meshes."""
+    target, draft, asked = fakes.tiny(1), fakes.tiny(2, layers=1), batch()
+    found = {}
+    for name in dict.fromkeys(drafter for _, drafter in cases):
+        drafter = DRAFTERS[name](draft)
+        alone = runs.generate(target, drafter, asked, runs.programs())
+        found[name] = {"alone": on_devices.outcome(alone)}
+        for mesh in [mesh for mesh, drafter in cases if drafter == name]:
+            found[name][mesh] = over_mesh(mesh, target, drafter, asked)
+    return found
+
+
+def over_mesh(mesh, target, drafter, asked):
+    partition = Partition(on_devices.mesh_of(mesh))
+    made = on_devices.programs(partition)
+    run = on_devices.generate(partition, target, drafter, asked, made)
+    texts, model = [each.text for each in made], MESHES[mesh][1]
+    state = run.state
+    return {
+        "outcome": on_devices.outcome(run),
+        "devices": len(state.tokens.sharding.device_set),
+        "rows": state.tokens.addressable_shards[0].data.shape[0],
+        "collectives": [len(on_devices.collectives(text)) for text in texts],
+        "host": [line for text in texts for line in host_traffic(text)],
+        # Over a mesh of one part of the rows they cannot meet.
+        "meetings": [
+            line
+            for text in texts
+            if model < on_devices.DEVICES
+            for line in on_devices.meetings_of_rows(text, model)
+        ],
+    }
+
+
+def nearness():
+    """How near a tie the greedy rows come, and how much a mesh changes a logit."""
+    target, asked = fakes.tiny(1), batch()
+    run = runs.generate(target, Autoregressive(), asked, runs.programs())
+    tokens, bias = np.asarray(run.state.tokens), asked.options["logit_bias"]
+    logits = np.asarray(runs.replay(target, tokens, 1))
+    best = np.sort(logits + bias[:, None], axis=-1)
+    gaps = best[..., -1] - best[..., -2]
+    spans = zip(asked.lengths, np.asarray(run.state.length), strict=True)
+    met = [gaps[row, a - 1 : b - 1] for row, (a, b) in enumerate(spans)]
+    changes = {}
+    for mesh in MESHES:
+        placed = Partition(on_devices.mesh_of(mesh)).place(target, HEAD_DIM)
+        other = np.asarray(runs.replay(placed, tokens, BLOCK))
+        changes[mesh] = float(np.abs(other - logits).max())
+    return {
+        "ids": run.ids,
+        "smallest": float(min(met[row].min() for row in GREEDY)),
+        "changes": changes,
+    }
+
+
+@functools.cache
+def reported(full):
+    return on_devices.call(reports, IN_FULL if full else USUAL)
+
+
+@pytest.fixture(scope="module")
+def near():
+    return on_devices.call(nearness)
+
+
+def parametrized(test):
+    cases = [(*case, False) for case in USUAL]
+    cases += [pytest.param(*case, True, marks=pytest.mark.full) for case in IN_FULL]
+    return pytest.mark.parametrize(("mesh", "drafter", "full"), cases)(test)
+
+
+@parametrized
+def test_over_a_mesh_a_row_comes_to_what_it_comes_to_on_one_device(mesh, drafter, full):
+    report = reported(full)[drafter]
+    alone, apart = report["alone"], report[mesh]["outcome"]
+    assert alone.keys() == apart.keys()
+    for name, wanted in alone.items():
+        assert apart[name] == wanted, name
+    assert [len(ids) for ids in apart["ids"]] == list(NEW)
+
+
+@parametrized
+def test_rows_are_apart_and_never_meet(mesh, drafter, full):
+    report, (data, model) = reported(full)[drafter][mesh], MESHES[mesh]
+    assert (report["devices"], report["rows"]) == (data * model, ROWS // data)
+    assert report["meetings"] == []
+    assert [count > 0 for count in report["collectives"]] == [model > 1] * 2
+
+
+@parametrized
+def test_no_program_over_a_mesh_talks_to_the_host(mesh, drafter, full):
+    assert reported(full)[drafter][mesh]["host"] == []
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_what_is_compared_is_drafted_accepted_and_rejected(drafter, near):
+    """Also: rows are texts of their own, and greedy ones are the target's."""
+    alone = reported(False)[drafter]["alone"]
+    for row in GREEDY:
+        assert alone["ids"][row] == near["ids"][row]
+    assert len({tuple(ids[:20]) for ids in alone["ids"]}) == ROWS
+    assert len({token for ids in alone["ids"] for token in ids}) >= 32
+    drafted, accepted = np.sum(alone["drafted"]), np.sum(alone["accepted"])
+    assert (drafted, accepted) == (0, 0) if drafter == "autoregressive" else True
+    assert drafter == "autoregressive" or 30 <= accepted <= drafted - 30
+
+
+def test_no_greedy_row_comes_near_a_tie(near):
+    print(near["smallest"], near["changes"])
+    assert near["smallest"] > 10 * max(near["changes"].values())
+    assert near["changes"]["1x8"] > 0, "the mesh was not in use"
