@@ -5,6 +5,7 @@ libtpu compiles for a described topology. Load it only in a process that has
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jax.experimental import topologies
 from jaxspec.arguments import Tree
 from jaxspec.batching import LARGEST_CHUNK, chunks, pack
 from jaxspec.cache import KVCache
+from jaxspec.decoding.loop import decode
 from jaxspec.decoding.state import DecodingState
 from jaxspec.drafter_names import make_drafter, own_module
 from jaxspec.generator import Generator
@@ -108,24 +110,25 @@ class Setup:
         return partition
 
     def rounds(self) -> Compilation:
-        """The program of all rounds."""
+        """The program of all rounds, of one shape each, as `jaxspec batch` has it."""
         generator = self.generator
         state, options = self._state(self.batch), self._options(self.batch)
         models = generator.target.decoder, generator.drafter
-        program = generator.programs[2]
+        run = functools.partial(decode, one_token_rounds=False)
+        program = Program(run, donate=(2,), partition=self.partition)
         compiled = program.compile(*models, state, options, np.int32(1))
         return self._report(compiled, program, rounds=True)
 
-    def prefill(self, *, longest: bool = True) -> Compilation:
-        """The program of a piece of prompt, for one row of each part of the mesh."""
+    def prefill(self) -> Compilation:
+        """The program of a long piece of prompt, of a row for each part of the mesh."""
         rows, generator = self.partition.row_parts, self.generator
         prompts = pack([_request(self.capacity - 1)] * rows, rows, self.capacity)
         chunk, _ = next(chunks(prompts))
-        first, later, _ = generator.programs
-        program, state = (later, self._state(rows)) if longest else (first, prompts)
         models = generator.target.decoder, generator.drafter
+        program = generator.programs[1]
+        state, options = self._state(rows), self._options(rows)
         compiled = program.compile(
-            *models, state, chunk, self._options(rows), np.bool_(1), LARGEST_CHUNK
+            *models, state, chunk, options, np.bool_(1), LARGEST_CHUNK
         )
         return self._report(compiled, program)
 

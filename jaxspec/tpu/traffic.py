@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from jaxspec.tpu.hlo import Instruction, Module, Stored, arrays_of
+from jaxspec.tpu.hlo import Computation, Instruction, Module, Stored, arrays_of
 
 STEPS = ("draft", "verify", "accept")
 # What makes no array of its own.
@@ -99,7 +99,7 @@ class Traffic:
             elif each.opcode not in _FREE:
                 yield own, self._cost(each, computation)
 
-    def _step_of(self, each: Instruction, computation) -> str | None:
+    def _step_of(self, each: Instruction, computation: Computation) -> str | None:
         """Its step; of a copy that the compiler makes ahead, its user's."""
         if each.opcode not in ("copy-start", "slice-start"):
             return step_of(each.op_name)
@@ -121,9 +121,9 @@ class Traffic:
                 return float(re.findall(r"constant\((\d+)\)", bound.line)[0])
         return self.live_blocks
 
-    def _cost(self, each: Instruction, computation) -> Cost:
+    def _cost(self, each: Instruction, computation: Computation) -> Cost:
         operands = [computation[name] for name in each.operands if name in computation]
-        cost = Cost(flops=self._flops(each))
+        cost = Cost(flops=self._flops(each, computation))
         kind = each.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
             made = list(arrays_of(each.shape))
@@ -150,12 +150,10 @@ class Traffic:
         total = 0.0
         for place, operand in enumerate(operands):
             for array in operand.arrays:
-                if array.in_hbm:
-                    total += (
-                        array.size
-                        if called is None
-                        else self._used(called, place, array)
-                    )
+                if array.in_hbm and called is None:
+                    total += array.size
+                elif array.in_hbm:
+                    total += self._used(called or "", place, array)
         return total
 
     def _used(self, called: str, place: int, array: Stored) -> float:
@@ -197,15 +195,12 @@ class Traffic:
             total += new.size if array.in_hbm else 0.0
         return total
 
-    def _flops(self, each: Instruction) -> float:
-        """Twice the products that are added, of all matrix products inside."""
-        if each.opcode == "fusion":
-            inside = self.module.computations[each.called("calls") or ""]
-            return sum(
-                self._flops(one) if one.opcode == "fusion" else _product(one, inside)
-                for one in inside.values()
-            )
-        return 0.0
+    def _flops(self, each: Instruction, computation: Computation) -> float:
+        """Twice the products that are added, of a matrix product or all inside."""
+        if each.opcode != "fusion":
+            return _product(each, computation)
+        inside = self.module.computations[each.called("calls") or ""]
+        return sum(self._flops(one, inside) for one in inside.values())
 
 
 def step_of(op_name: str) -> str | None:
@@ -219,7 +214,7 @@ def _in_hbm(instructions: list[Instruction]) -> bool:
     return bool(instructions) and any(a.in_hbm for a in instructions[0].arrays[:1])
 
 
-def _users(inside, name: str) -> Iterator[tuple[Instruction, str]]:
+def _users(inside: Computation, name: str) -> Iterator[tuple[Instruction, str]]:
     """Who reads a value, seen through bitcasts, and by which name."""
     for each in inside.values():
         if name in each.operands:
@@ -229,14 +224,14 @@ def _users(inside, name: str) -> Iterator[tuple[Instruction, str]]:
                 yield each, name
 
 
-def _behind(inside, source: Instruction) -> Instruction:
+def _behind(inside: Computation, source: Instruction) -> Instruction:
     """What a bitcast shows."""
     while source.opcode == "bitcast":
         source = inside[source.operands[0]]
     return source
 
 
-def _product(each: Instruction, inside) -> float:
+def _product(each: Instruction, inside: Computation) -> float:
     """Of a convolution, which is what a TPU program makes of a matrix product."""
     labels = _LABELS.search(each.line)
     if each.opcode != "convolution" or labels is None:
