@@ -167,7 +167,7 @@ def refuse_without(job: Job, *names: str) -> None:
     """Refuses a job that lacks fields which a verb needs."""
     refuse(
         [
-            f"{name} is missing; give --{name.replace('_', '-')} or the field in a YAML"
+            f"{name} is missing; give it in the YAML, or as a flag where there is one"
             for name in names
             if getattr(job, name) is None
         ]

@@ -155,6 +155,10 @@ class Partition:
             axes = {0: "rows", 1: "vocabulary"}
             bias = self._named(part.logit_bias, axes, rules)
             return where._replace(logit_bias=bias)
+        if isinstance(part, Scratch):
+            # Its second axis is the slots.
+            positions = self._named(part.positions, {0: "rows"}, rules)
+            return where._replace(positions=positions)
         return where
 
     def _of_cache(self, rows: int, leaf: Any, rules: Rules) -> NamedSharding:

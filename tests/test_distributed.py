@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from jaxspec import UserError, distributed
-from jaxspec.distributed import Job
+from jaxspec import UserError, distributed, rendezvous
+from jaxspec.rendezvous import Job
 from tests.two_processes import (
     HARD_LIMIT,
     JOB,
@@ -57,7 +57,7 @@ def meeting(*jobs, timeout=10.0):
     """Lets them meet in threads; gives what each is refused with, None if all met."""
     refusals = []
     with ThreadPoolExecutor() as pool:
-        ends = [pool.submit(distributed.meet, job, timeout) for job in jobs]
+        ends = [pool.submit(rendezvous.meet, job, timeout) for job in jobs]
         yield refusals
         refusals += [end.exception(HARD_LIMIT) for end in ends]
 
@@ -219,7 +219,7 @@ def test_a_port_that_is_taken_is_refused():
     with socket.create_server(("127.0.0.1", 0)) as server:
         (job,) = members(server.getsockname()[1], 0)
         with pytest.raises(UserError, match="another port"):
-            distributed.meet(job, timeout=5.0)
+            rendezvous.meet(job, timeout=5.0)
 
 
 @pytest.mark.parametrize(

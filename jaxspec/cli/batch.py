@@ -10,13 +10,21 @@ from typing import Any
 
 from jaxspec.batch.inputs import Item, digest, read_items
 from jaxspec.batch.journal import Journal, open_journal
-from jaxspec.batch.layout import is_merged
+from jaxspec.batch.layout import Layout, hold_pin, is_merged
 from jaxspec.batch.merge import merge
 from jaxspec.batch.place import Place, find_place, prepare_platform
 from jaxspec.batch.runner import Runner
-from jaxspec.cli.batch_progress import follow
-from jaxspec.cli.options import DEFAULT_DRAFTER, add_drafting, add_verb, make_generator
+from jaxspec.batch.store import reaching
+from jaxspec.cli.batch_progress import follow, summary
+from jaxspec.cli.options import (
+    DEFAULT_DRAFTER,
+    DEFAULT_MODEL,
+    add_drafting,
+    add_verb,
+    make_generator,
+)
 from jaxspec.errors import UserError, refuse
+from jaxspec.generator import Generator
 from jaxspec.job import Job, parse_mesh, read_job, refuse_without
 from jaxspec.row_options import check_options
 
@@ -53,7 +61,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     add = parser.add_argument
-    add("job", metavar="JOB.yaml", nargs="?", help="the flags below, but for the last")
+    add(
+        "job",
+        metavar="JOB.yaml",
+        nargs="?",
+        help="these flags, with _ for -, in a file",
+    )
     add_drafting(parser)
     add("--input", metavar="FILE", help="JSONL, local or gs://")
     add("--output", metavar="FILE", help="JSONL, local or gs://")
@@ -114,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: a file, an option or the model is wrong, or a process stays away.
     """
     job = _job(args)
-    refuse_without(job, "model", "input", "output")
+    refuse_without(job, "input", "output")
     items = read_items(job.input or "", job.chat)
     pinned = _pinned(job)
     if args.merge:
@@ -133,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
     if is_merged(job.output or "", place.shards, pinned):
         print(f"jaxspec: {job.output} is finished", file=sys.stderr)
         return 0
+    _refuse_another(job, place.shards, pinned)
     return _continue(job, items, pinned, place)
 
 
@@ -144,7 +158,7 @@ def asks_for_processes(args: argparse.Namespace) -> bool:
 
 def _job(args: argparse.Namespace) -> Job:
     """The job of the YAML file, if one is given, with the flags in its place."""
-    job = Job(model="") if args.job is None else read_job(args.job)
+    job = Job(DEFAULT_MODEL) if args.job is None else read_job(args.job)
     flags = {field.name: getattr(args, field.name, None) for field in _FIELDS}
     # A flag of 0 is one that is given: only those left out are None, or False.
     given = {k: v for k, v in flags.items() if v is not None and v is not False}
@@ -158,7 +172,7 @@ def _job(args: argparse.Namespace) -> Job:
     if job.drafter is None and job.draft_model is None:
         job = dataclasses.replace(job, drafter=DEFAULT_DRAFTER)
     _check(job)
-    return dataclasses.replace(job, model=job.model or None)  # pyright: ignore
+    return job
 
 
 def _check(job: Job) -> None:
@@ -188,6 +202,14 @@ def _pinned(job: Job) -> dict[str, Any]:
     return own | {"input_sha256": digest(job.input or "")}
 
 
+def _refuse_another(job: Job, shards: int, pinned: dict[str, Any]) -> None:
+    """Refuses a job that was begun with other options, before a model is read."""
+    layout = Layout(job.output or "")
+    with reaching(layout.output):
+        if layout.pin.exists():
+            hold_pin(layout, shards, pinned)
+
+
 def _continue(job: Job, items: list[Item], pinned: dict[str, Any], place: Place) -> int:
     """Does what is left of this process's share."""
     output, own = (
@@ -199,27 +221,33 @@ def _continue(job: Job, items: list[Item], pinned: dict[str, Any], place: Place)
         return open_journal(output, place.shard, place.shards, pinned)
 
     try:
-        with place.journal(open_own) as journal, _stoppable():
-            done = place.agreed(journal.done, len(items))
-            todo = [item for item in own if item.index not in done]
-            for record in _records(job, todo, len(own), place):
-                journal.append(record)
+        with _stoppable():
+            # Before anything is written: a model that cannot be had begins no job.
+            generator = _generator(job, place)
+            with place.journal(open_own) as journal:
+                done = place.agreed(journal.done, len(items))
+                todo = [item for item in own if item.index not in done]
+                for record in _records(job, generator, todo, len(own), place):
+                    journal.append(record)
     except _Stopped:
         print("jaxspec: stopped; start it again to go on", file=sys.stderr)
         return STOPPED
     return _merge(job, place.shards, len(items)) if place.is_last_to_end() else 0
 
 
-def _records(
-    job: Job, todo: list[Item], total: int, place: Place
-) -> Iterator[dict[str, Any]]:
-    if not todo:
-        return
+def _generator(job: Job, place: Place) -> Generator:
     names = ("model", "draft_model", "drafter", "draft_tokens", "tree", "rule", "dtype")
     named = argparse.Namespace(**{name: getattr(job, name) for name in names})
     if job.draft_model is not None:
         named.drafter = DEFAULT_DRAFTER
-    generator = make_generator(named, place.partition, capacity=job.capacity)
+    return make_generator(named, place.partition, capacity=job.capacity)
+
+
+def _records(
+    job: Job, generator: Generator, todo: list[Item], total: int, place: Place
+) -> Iterator[dict[str, Any]]:
+    if not todo:
+        return
     runner = Runner(
         generator,
         generator.whole_rows(job.batch_size),
@@ -232,7 +260,7 @@ def _records(
 
 def _merge(job: Job, processes: int, expected: int) -> int:
     merge(job.output or "", processes, expected)
-    print(f"jaxspec: {expected} records in {job.output}", file=sys.stderr)
+    print(f"jaxspec: {summary(job.output or '', expected)}", file=sys.stderr)
     return 0
 
 

@@ -1,11 +1,13 @@
-"""The progress of a batch job, on a terminal."""
+"""What a batch job says of how it goes and how it went."""
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from jaxspec.batch.inputs import Item
 from jaxspec.batch.runner import Runner
+from jaxspec.batch.store import as_path, reaching
 
 
 def follow(
@@ -37,3 +39,13 @@ def _described(runner: Runner, seconds: float) -> str:
     if not runner.drafted:
         return rate
     return f"{rate}, {runner.accepted / runner.drafted:.0%} accepted"
+
+
+def summary(output: str, records: int) -> str:
+    """How many records a finished output has, and how many of them are errors."""
+    path = as_path(output)
+    with reaching(path), path.open("rb") as lines:
+        reasons = [json.loads(line).get("finish_reason") for line in lines]
+    errors = reasons.count("error")
+    told = f", {errors} of them errors" if errors else ""
+    return f"{records} records in {output}{told}"

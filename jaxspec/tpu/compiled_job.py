@@ -23,8 +23,11 @@ from jaxspec.models.presets import PRESETS, REFERENCES
 
 _PACKAGE = Path(__file__).parents[1]
 # What programs are made of, and what counts them: all that a result depends on.
-_SOURCES = ("core/*", "decoding/*", "drafters/*", "models/*", "*", "assets/*/*.json")
-_SOURCES += ("tpu/aot", "tpu/hlo", "tpu/traffic", "tpu/compiled_job")
+_SOURCES = ("core/*.py", "decoding/*.py", "drafters/*.py", "models/*.py")
+_SOURCES += ("batching.py", "cache.py", "drafter_names.py", "generator.py")
+_SOURCES += ("programs.py", "ring.py", "rows.py", "scratch.py", "sharding.py")
+_SOURCES += ("shipped.py", "split.py", "tpu/aot.py", "tpu/hlo.py", "tpu/traffic.py")
+_SOURCES += ("assets/*/*.json",)
 # What a compilation does not depend on.
 _IRRELEVANT = ("max_new_tokens", "temperature", "seed", "chat", "input", "output")
 
@@ -88,7 +91,7 @@ def kept_file(job: Job, live_tokens: int) -> Path:
     parts += [
         hashlib.sha256(path.read_bytes()).hexdigest()
         for source in _SOURCES
-        for path in sorted(_PACKAGE.glob(source if "." in source else f"{source}.py"))
+        for path in sorted(_PACKAGE.glob(source))
     ]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return cache_folder() / "plans" / f"{name}.json"
