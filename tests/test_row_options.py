@@ -303,7 +303,7 @@ def test_the_extreme_values_fit_their_arrays(model):
 
 
 def test_eos_ids_are_ids():
-    assert pack_eos([7, 3]).tolist() == [3, 7, -1, -1, -1, -1, -1, -1]
+    assert pack_eos([7, 3], 1).tolist() == [[3, 7, -1, -1, -1, -1, -1, -1]]
     assert pack_eos({np.uint32(5)}).tolist()[:2] == [5, -1]
     assert pack_eos(()).tolist() == [-1] * 8
     assert pack_eos(range(9)).shape == (16,)

@@ -5,6 +5,7 @@ function returns as one JSON object. A process of its own, because the number of
 is fixed when JAX starts.
 """
 
+import functools
 import importlib
 import json
 import math
@@ -20,7 +21,7 @@ import numpy as np
 from jaxspec.decoding.loop import decode, prefill
 from jaxspec.drafter_names import place_drafter
 from jaxspec.programs import Program
-from jaxspec.sharding import Partition, make_mesh
+from jaxspec.sharding import make_mesh
 from jaxspec.tpu.hlo import arrays_of
 from tests import runs
 
@@ -37,24 +38,34 @@ COLLECTIVE = re.compile(
     r"= (?P<made>.*?) (?:all-gather|all-reduce|all-to-all|collective-broadcast"
     r"|collective-permute|ragged-all-to-all|reduce-scatter)(?:-start)?\("
 )
-GROUPS = re.compile(
+# Three ways to write which devices a collective brings together.
+STRIDED = re.compile(
     r"replica_groups=\[(?P<shape>[\d,]+)\]<=\[(?P<grid>[\d,]+)\]"
     r"(?:T\((?P<order>[\d,]+)\))?"
 )
+NAMED = re.compile(r"replica_groups=mesh\[(?P<axes>[^\]]+)\] \{(?P<over>[^}]+)\}")
 LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}")
 
 
 def call(function, *arguments):
-    """What the function of a test module returns where there are 8 devices."""
-    words = [function.__module__, function.__name__, *map(json.dumps, arguments)]
-    run = subprocess.run(
+    """What the function of a test module returns where there are 8 devices.
+
+    It is called once, also if it fails.
+    """
+    words = (function.__module__, function.__name__, *map(json.dumps, arguments))
+    run = finished(words)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout)
+
+
+@functools.cache
+def finished(words):
+    return subprocess.run(
         [sys.executable, "-m", "tests.sharding.on_devices", *words],
         capture_output=True,
         text=True,
         env=os.environ | ENVIRONMENT,
     )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout)
 
 
 def mesh_of(name):
@@ -113,22 +124,26 @@ def largest_moved(text):
 
 def groups_of(line):
     """Which devices a collective brings together, by their places in the mesh."""
-    if found := GROUPS.search(line):
-        shape, grid = (
-            [int(side) for side in found[name].split(",")] for name in ("shape", "grid")
-        )
-        devices = np.arange(math.prod(grid)).reshape(grid)
+    if found := STRIDED.search(line):
+        shape, grid = numbers(found["shape"]), numbers(found["grid"])
+        devices = np.arange(DEVICES).reshape(grid)
         if found["order"]:
-            devices = devices.transpose(
-                [int(axis) for axis in found["order"].split(",")]
-            )
+            devices = devices.transpose(numbers(found["order"]))
         return devices.reshape(shape).tolist()
+    if found := NAMED.search(line):
+        axes = dict(each.split("=") for each in found["axes"].split(","))
+        devices = np.arange(DEVICES).reshape([int(size) for size in axes.values()])
+        over = [list(axes).index(name) for name in found["over"].split(",")]
+        devices = np.moveaxis(devices, over, range(-len(over), 0))
+        size = math.prod(devices.shape[-len(over) :])
+        return devices.reshape(-1, size).tolist()
     found = LISTED.search(line)
     assert found is not None, line
-    return [
-        [int(device) for device in group.split(",")]
-        for group in re.findall(r"\{([\d,]+)\}", found[1])
-    ]
+    return [numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1])]
+
+
+def numbers(text):
+    return [int(number) for number in text.split(",")]
 
 
 def meetings_of_rows(text, model):
