@@ -304,9 +304,9 @@ def test_the_extreme_values_fit_their_arrays(model):
 
 def test_eos_ids_are_ids():
     assert pack_eos([7, 3], 1).tolist() == [[3, 7, -1, -1, -1, -1, -1, -1]]
-    assert pack_eos({np.uint32(5)}).tolist()[:2] == [5, -1]
-    assert pack_eos(()).tolist() == [-1] * 8
-    assert pack_eos(range(9)).shape == (16,)
+    assert pack_eos({np.uint32(5)}, 1)[0].tolist()[:2] == [5, -1]
+    assert pack_eos((), 2).tolist() == [[-1] * 8] * 2
+    assert pack_eos(range(9), 3).shape == (3, 16)
 
 
 @pytest.mark.parametrize("value", [5, [-1], [1.5], ["a"], "ab", [2**31], [None], [[1]]])
