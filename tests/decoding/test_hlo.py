@@ -43,9 +43,9 @@ def test_the_loop_never_talks_to_the_host(tiny):
 def test_a_print_inside_the_loop_is_found(tiny, monkeypatch):
     silent = loop.decode_round
 
-    def chatty(model, drafter, state, options):
+    def chatty(model, drafter, state, *others):
         jax.debug.print("length {}", state.length[0])
-        return silent(model, drafter, state, options)
+        return silent(model, drafter, state, *others)
 
     monkeypatch.setattr(loop, "decode_round", chatty)
     text = compiled_text(runs.programs(), tiny.target, Autoregressive(), tiny.batch)

@@ -30,7 +30,7 @@ def spread(first):
 
 
 # Of kinds that are there by another topology: each mesh costs a compilation.
-ONLY_IN_FULL = ("eagle, dynamic tree", "eagle3", "early_exit", "medusa")
+ONLY_IN_FULL = ("eagle, tree", "eagle, dynamic tree", "eagle3", "early_exit", "medusa")
 EVERYWHERE = [(mesh, "draft_model") for mesh in MESHES]
 USUAL = [case for case in spread(0) if case[1] not in ONLY_IN_FULL]
 USUAL += [case for case in EVERYWHERE if case not in USUAL]
