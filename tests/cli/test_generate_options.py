@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def command(monkeypatch, capsys, model):
     """Runs the command on a tiny model; gives exit code, lines of stdout and stderr."""
-    monkeypatch.setattr("jaxspec.cli.options.load", lambda *_: model)
+    monkeypatch.setattr("jaxspec.cli.options.load", lambda *_, **__: model)
 
     def command(*arguments):
         with quick.generators():
@@ -127,7 +127,7 @@ def test_bl69_every_flag_reaches_the_call(asked, name):
 def test_bl69_the_rule_reaches_the_generator(monkeypatch, model):
     from jaxspec.cli.options import make_generator
 
-    monkeypatch.setattr("jaxspec.cli.options.load", lambda *_: model)
+    monkeypatch.setattr("jaxspec.cli.options.load", lambda *_, **__: model)
     parse = main.build_parser().parse_args
     for rule in RULES:
         args = parse(["generate", "--prompt", "x", "--rule", rule])
