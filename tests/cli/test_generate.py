@@ -303,7 +303,7 @@ def test_bl69_the_model_flags_reach_the_generator(monkeypatch):
 
     loaded = []
 
-    def load(reference, dtype):
+    def load(reference, dtype, *where, **how):
         loaded.append((reference, dtype))
         return jaxspec.LanguageModel(reference, fakes.tiny(1))
 
