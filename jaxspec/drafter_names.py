@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from flax import nnx
+
 from jaxspec.arguments import MOST_NODES, Tree, find_tree
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.core.topology import Topology

@@ -40,9 +40,10 @@ class Program:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the program for these shapes and waits for its result."""
-        arrays, _ = self._split(args)
-        compiled = self.compile(*args)
+        arrays, static = self._split(args)
+        # Placed first: a host array cannot be lowered for a mesh of several processes.
         arrays = self._placed(arrays)
+        compiled = self.compile(*arrays, *static)
         start = time.perf_counter()
         result = jax.block_until_ready(compiled(*arrays))
         self.seconds += time.perf_counter() - start
