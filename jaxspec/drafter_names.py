@@ -87,7 +87,7 @@ def place_drafter(partition: Partition, drafter: Drafter) -> Drafter:
     head_dim = getattr(decoder, "head_dim", 1)
     placed = partition.place(drafter, head_dim, draft=True)
     own = own_module(placed)
-    if own is not None:
+    if isinstance(own, nnx.Module):
         own.whole = partition.draft_rules.kv_heads is None
     return placed
 
