@@ -88,7 +88,7 @@ def place_drafter(partition: Partition, drafter: Drafter) -> Drafter:
     placed = partition.place(drafter, head_dim, draft=True)
     own = own_module(placed)
     if isinstance(own, nnx.Module):
-        own.whole = partition.draft_rules.kv_heads is None
+        own.whole = partition.draft_rules.kv_heads is None  # pyright: ignore
     return placed
 
 
