@@ -81,10 +81,11 @@ def test_a_round_moves_little_more_than_weights_and_live_keys(compiled):
 
 def test_the_logits_are_never_gathered(compiled):
     _, job, report = compiled
-    vocabulary = describe(job.model).vocab_size
+    # Of one slot of each row; the largest that is moved is a sum over the chips.
+    logits = job.batch_size // job.mesh[0] * describe(job.model).vocab_size
     for program in (report["speculative"], report["plain"]):
         for step, cost in program["steps"].items():
-            assert cost["largest"] < vocabulary, (step, cost)
+            assert cost["largest"] < logits, (step, cost)
 
 
 def test_only_a_model_over_several_chips_talks_to_others(compiled):
