@@ -53,7 +53,9 @@ from jaxspec.tpu.traffic import Traffic
 from tests.hlo import copies
 
 # A loop right in a round's body: with a drafter that runs no model, only a commit's.
-COMMIT = re.compile(r' while\(.*op_name="jit\(decode\)/while/body/(?!cond)[^"]*"')
+COMMIT = re.compile(
+    r' while\(.*op_name="jit\(decode\)/while/body/(?!cond|draft|verify)[^"]*"'
+)
 TREE = (2, 2, 1)
 TINY = ModelConfig(
     family="llama",
