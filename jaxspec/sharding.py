@@ -220,10 +220,16 @@ def fetch(tree: Any) -> Any:
 
     Where other processes hold some, all must call it.
     """
-    leaves = jax.tree.leaves(tree)
-    if all(leaf.is_fully_addressable or leaf.is_fully_replicated for leaf in leaves):
+    if all(map(_is_here, jax.tree.leaves(tree))):
         return jax.device_get(tree)
     return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def _is_here(leaf: Any) -> bool:
+    """Whether this process can read it alone: host arrays, and what it has whole."""
+    if not isinstance(leaf, jax.Array):
+        return True
+    return leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 @dataclasses.dataclass(frozen=True)
