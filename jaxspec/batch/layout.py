@@ -87,11 +87,14 @@ def is_merged(
     """Whether this job is finished, so that nothing is left to do. Writes nothing.
 
     Raises:
-        UserError: the output is there, but is not what this job has made.
+        UserError: the output is there, but is not what this job has made; or a job of
+            other options was begun.
     """
     layout = Layout(output)
     with reaching(layout.output):
         if size_of(layout.output) is None:
+            if layout.pin.exists():
+                hold_pin(layout, num_processes, pinned)
             return False
         if not layout.pin.exists():
             raise foreign(layout)

@@ -10,11 +10,10 @@ from typing import Any
 
 from jaxspec.batch.inputs import Item, digest, read_items
 from jaxspec.batch.journal import Journal, open_journal
-from jaxspec.batch.layout import Layout, hold_pin, is_merged
+from jaxspec.batch.layout import is_merged
 from jaxspec.batch.merge import merge
 from jaxspec.batch.place import Place, find_place, prepare_platform
 from jaxspec.batch.runner import Runner
-from jaxspec.batch.store import reaching
 from jaxspec.cli.batch_progress import follow, summary
 from jaxspec.cli.options import (
     DEFAULT_DRAFTER,
@@ -146,7 +145,6 @@ def run(args: argparse.Namespace) -> int:
     if is_merged(job.output or "", place.shards, pinned):
         print(f"jaxspec: {job.output} is finished", file=sys.stderr)
         return 0
-    _refuse_another(job, place.shards, pinned)
     return _continue(job, items, pinned, place)
 
 
@@ -200,14 +198,6 @@ def _pinned(job: Job) -> dict[str, Any]:
     """What a resumed job must have in common with the one that was stopped."""
     own = {k: v for k, v in dataclasses.asdict(job).items() if k not in _ELSEWHERE}
     return own | {"input_sha256": digest(job.input or "")}
-
-
-def _refuse_another(job: Job, shards: int, pinned: dict[str, Any]) -> None:
-    """Refuses a job that was begun with other options, before a model is read."""
-    layout = Layout(job.output or "")
-    with reaching(layout.output):
-        if layout.pin.exists():
-            hold_pin(layout, shards, pinned)
 
 
 def _continue(job: Job, items: list[Item], pinned: dict[str, Any], place: Place) -> int:
