@@ -9,6 +9,7 @@ from jaxspec.models.presets import PRESETS, preset
 
 # Parameters as the hub counts them in the published files, a tied head once.
 PUBLISHED = {
+    "smollm2-135m": 134_515_008,
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.1-8b": 8_030_261_248,
