@@ -160,6 +160,8 @@ class Drafter(Protocol):
         nodes: draft nodes a round, N.
         depth: the longest path of nodes.
         prefix_layers: how many of the target's layers `propose` already runs; 0: none.
+        may_miss: rounds in which it drafts nothing are common, as a lookup's are: they
+            are worth a verify of their own, of one token.
     """
 
     @property
@@ -170,6 +172,8 @@ class Drafter(Protocol):
     def depth(self) -> int: ...  # noqa: D102
     @property
     def prefix_layers(self) -> int: ...  # noqa: D102
+    @property
+    def may_miss(self) -> bool: ...  # noqa: D102
 
     def init(self, rows: int, capacity: int, width: int) -> State:
         """An empty state; `width` is the largest prefill chunk."""

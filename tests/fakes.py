@@ -315,6 +315,10 @@ class Oracle:
     def prefix_layers(self):
         return self.inner.prefix_layers
 
+    @property
+    def may_miss(self):
+        return self.inner.may_miss
+
     def init(self, rows, capacity, width):
         return self.inner.init(rows, capacity, width)
 

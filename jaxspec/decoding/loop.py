@@ -39,8 +39,9 @@ def decode(
 ) -> DecodingState:
     """Runs rounds until every row has ended, `rounds` of them at most.
 
-    With `one_token_rounds`, static, a round in which no row has a draft costs what
-    plain decoding costs; which rounds are such, a row's neighbours decide.
+    With `one_token_rounds`, static, a round in which a drafter that may miss has no
+    draft for any row costs what plain decoding costs; which rounds are such, a row's
+    neighbours decide.
     """
 
     def unfinished(carry):

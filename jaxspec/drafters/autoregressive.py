@@ -15,6 +15,8 @@ class Autoregressive(Stateless):
     """No draft: every round emits the target's one next token."""
 
     nodes = depth = 0
+    # A round has one token as it is.
+    may_miss = False
 
     def propose(
         self, target: Target, state: State, context: Context, noise: Noise

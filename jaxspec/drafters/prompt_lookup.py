@@ -30,6 +30,8 @@ class PromptLookup(Stateless):
     min_ngram: int = 2
     max_ngram: int = 8
 
+    may_miss = True
+
     @property
     def nodes(self) -> int:
         """Draft nodes a round."""

@@ -4,9 +4,13 @@ from typing import Any
 
 
 class Shaped:
-    """`nodes` and `depth` of a drafter that has a `topology`, static or dynamic."""
+    """`nodes` and `depth` of a drafter that has a `topology`, static or dynamic.
+
+    It always has something to draft.
+    """
 
     topology: Any
+    may_miss = False
 
     @property
     def nodes(self) -> int:
