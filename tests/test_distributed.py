@@ -86,6 +86,7 @@ def lonely(start):
 
 @pytest.mark.parametrize("present", [0, 1])
 def test_a_missing_process_is_named_in_time(lonely, present):
+    """BL-61: by the process that waits for it, whichever of the two that is."""
     outcomes, _, ports = lonely
     outcome = outcomes[present]
     print(f"process {present} waited {outcome['seconds']:.2f} s: {outcome['error']}")
@@ -120,6 +121,7 @@ def test_what_contradicts_ends_all_at_once(start, others, expected):
 
 
 def test_without_being_asked_nothing_is_joined(start):
+    """BL-61: however much the environment looks like a pod's."""
     described = {**POD, **dict(zip(JOB, "abc", strict=True))}
     out, err = start("-c", NOBODY_ASKED, **described).communicate(timeout=HARD_LIMIT)
     assert out.split() == ["False", "1"], err

@@ -112,14 +112,25 @@ def test_devices_share_the_batches_and_a_job_moves_between_them(
             np.testing.assert_allclose(leaf, other[name], atol=1e-4, err_msg=name)
 
 
-def test_an_incomplete_checkpoint_is_skipped_with_a_warning(
-    model, corpus, unbroken, tmp_path
-):
-    shutil.copytree(unbroken[0], tmp_path / "head")
-    newest = tmp_path / "head" / "checkpoints" / "10"
-    for path in sorted(newest.rglob("*")):
+def cut_in_half(checkpoint):
+    for path in sorted(checkpoint.rglob("*")):
         if path.is_file() and "metrics" not in path.parts:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def begin_only(checkpoint):
+    """Of a save that was cut short before it said what it holds."""
+    (checkpoint / "_CHECKPOINT_METADATA").unlink()
+    shutil.rmtree(checkpoint / "default")
+
+
+@pytest.mark.parametrize("spoil", [cut_in_half, begin_only])
+def test_an_incomplete_checkpoint_is_skipped_with_a_warning(
+    model, corpus, unbroken, tmp_path, spoil
+):
+    """BL-64: the step before it is gone on from, and it is saved anew."""
+    shutil.copytree(unbroken[0], tmp_path / "head")
+    spoil(tmp_path / "head" / "checkpoints" / "10")
     with pytest.warns(UserWarning, match="the checkpoint of step 10 is incomplete"):
         steps = list(made.training(model, corpus, tmp_path / "head"))
     assert [each.step for each in steps] == [10]
