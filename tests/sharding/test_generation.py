@@ -89,3 +89,33 @@ def test_a_draft_lies_as_its_rules_say(case):
 def test_a_second_call_compiles_nothing(case):
     assert case.again == case.apart
     assert case.programs == [1, 0, 1]
+
+
+def long_prompts():
+    """A prompt of three pieces beside a short one, alone and over the mesh."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("batching", "generator"):
+            patch.setattr(f"jaxspec.{module}.LARGEST_CHUNK", 32)
+        return in_pieces((70, 9))
+
+
+def in_pieces(lengths):
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, 64, length).tolist() for length in lengths]
+    target, draft = fakes.tiny(1), fakes.tiny(2, layers=1)
+    language = functools.partial(jaxspec.LanguageModel, "tiny")
+    partition = Partition(on_devices.mesh_of(MESH))
+    placed = language(partition.place(target, HEAD_DIM), None, partition)
+    report = {}
+    for name, model in (("alone", language(target)), ("apart", placed)):
+        made = jaxspec.Generator(model, language(draft), draft_tokens=3)
+        found = made.generate(prompts, max_new_tokens=12, temperature=0.0)
+        report[name] = [each.token_ids for each in found]
+        report[f"{name} pieces"] = [each.dispatches for each in made.programs[:2]]
+    return report
+
+
+def test_a_prompt_of_several_pieces_comes_to_the_same_over_a_mesh():
+    report = on_devices.call(long_prompts)
+    assert report["apart"] == report["alone"]
+    assert report["apart pieces"] == report["alone pieces"] == [1, 2]
