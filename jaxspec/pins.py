@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxspec.checkpoints.atomic import replace
+from jaxspec.checkpoints.atomic import create
 from jaxspec.checkpoints.fields import read_json
 from jaxspec.errors import refuse
 
@@ -12,7 +12,7 @@ from jaxspec.errors import refuse
 def pin(
     path: Any,
     values: Mapping[str, Any],
-    write: Callable[[Any, bytes], None] = replace,
+    write: Callable[[Any, bytes], None] = create,
     fix: str = "choose another folder",
 ) -> None:
     """Writes the values to a JSON file, or holds them against those it has.
@@ -20,7 +20,7 @@ def pin(
     Args:
         path: of a local file, or one that `write` can write.
         values: what JSON can hold.
-        write: puts a file there as a whole.
+        write: puts a file there as a whole, if there is none.
         fix: what to do if the values differ, for the message.
 
     Raises:
@@ -31,7 +31,7 @@ def pin(
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, (json.dumps(wanted, indent=2) + "\n").encode())
-        return
+    # Another process may have been faster: what is there now is what counts.
     found = read_json(path)
     refuse(
         [

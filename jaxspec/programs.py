@@ -59,22 +59,15 @@ class Program:
         leaves, tree = jax.tree.flatten(arrays)
         key = (tree, static, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._compiled:
-            self._compiled[key] = self._compile(arrays, static)
+            start = time.perf_counter()
+            self._compiled[key] = self.lower(*args).compile()
+            self.compilations += 1
+            self.compile_seconds += time.perf_counter() - start
         return self._compiled[key]
 
-    def _placed(self, arrays: tuple) -> tuple:
-        """Host arrays on the mesh; without one JAX places them by itself."""
-        if self._partition is None:
-            return arrays
-        where = self._partition.state(arrays[2:])
-        return *arrays[:2], *jax.tree.map(place, arrays[2:], where)
-
-    def _split(self, args: tuple) -> tuple[tuple, tuple]:
-        count = len(args) - self._static
-        return args[:count], args[count:]
-
-    def _compile(self, arrays: tuple, static: tuple) -> Any:
-        start = time.perf_counter()
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """What `compile` compiles: traced and lowered anew at each call."""
+        arrays, static = self._split(args)
 
         @functools.wraps(self._function)
         def function(*arrays):
@@ -92,7 +85,15 @@ class Program:
             )
         # float32 means float32: TPU and GPU would use fewer bits by default.
         with jax.default_matmul_precision("highest"):
-            compiled = jitted.lower(*arrays).compile()
-        self.compilations += 1
-        self.compile_seconds += time.perf_counter() - start
-        return compiled
+            return jitted.lower(*arrays)
+
+    def _placed(self, arrays: tuple) -> tuple:
+        """Host arrays on the mesh; without one JAX places them by itself."""
+        if self._partition is None:
+            return arrays
+        where = self._partition.state(arrays[2:])
+        return *arrays[:2], *jax.tree.map(place, arrays[2:], where)
+
+    def _split(self, args: tuple) -> tuple[tuple, tuple]:
+        count = len(args) - self._static
+        return args[:count], args[count:]

@@ -35,7 +35,8 @@ def read_items(path: str | AnyPath, chat: bool) -> list[Item]:
         UserError: the file cannot be read, has no lines, or is no text in UTF-8.
     """
     path = as_path(path)
-    content = _read(path)
+    # As some editors write it, which is a part of no line.
+    content = _read(path).removeprefix(codecs.BOM_UTF8)
     lines = [
         (number, line)
         for number, line in enumerate(content.split(b"\n"), 1)
@@ -114,9 +115,11 @@ def _check_writable(prompt: Prompt) -> None:
     if _is_deeper(prompt, _MOST_LEVELS):
         raise ValueError(f"nested too deep, over {_MOST_LEVELS} levels")
     try:
-        json.dumps(prompt, ensure_ascii=False).encode()
+        json.dumps(prompt, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise ValueError("has half of a surrogate pair, which is no text") from None
+    except ValueError:
+        raise ValueError("has NaN or an infinite number, which JSON has not") from None
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

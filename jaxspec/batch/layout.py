@@ -13,7 +13,15 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.batch.store import AnyPath, as_path, names_in, reaching, replace, size_of
+from jaxspec.batch.store import (
+    AnyPath,
+    as_path,
+    create,
+    names_in,
+    reaching,
+    replace,
+    size_of,
+)
 from jaxspec.checkpoints.fields import read_json
 from jaxspec.errors import UserError
 from jaxspec.pins import pin
@@ -78,7 +86,7 @@ def hold_pin(layout: Layout, num_processes: int, pinned: Mapping[str, Any]) -> N
     """
     values = {**pinned, "num_processes": num_processes}
     fix = "ask for the same, or choose another output"
-    pin(layout.pin, values, write=replace, fix=fix)
+    pin(layout.pin, values, write=create, fix=fix)
 
 
 def is_merged(

@@ -12,7 +12,9 @@ from jaxspec.batch.journal import Journal
 from jaxspec.errors import UserError
 from jaxspec.job import Job
 from jaxspec.sharding import COPIED, Partition, Rules, make_mesh
+from jaxspec.tpu.chips import refuse_part_of_slice
 
+_LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000
 _FORCED = "xla_force_host_platform_device_count"
 
 
@@ -51,7 +53,12 @@ class Place:
     def is_last_to_end(self) -> bool:
         """Waits for all processes; whether this one is to join what they wrote."""
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("jaxspec batch: all written")
+            from orbax.checkpoint import multihost
+
+            # Not a collective of the devices: on a CPU its first one fails after 30
+            # seconds, and shares may end hours apart.
+            wait = multihost.get_barrier_sync_fn()
+            wait(key="jaxspec batch: all written", timeout_ms=_LONGEST_WAIT_MS)
         return jax.process_index() == 0
 
 
@@ -82,12 +89,17 @@ def find_place(job: Job, platform: str | None) -> Place:
     Raises:
         UserError: there are too few devices, or they are no TPU's.
     """
-    local, everywhere = jax.local_devices(), jax.devices()
+    try:
+        local, everywhere = jax.local_devices(), jax.devices()
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"no devices of platform {platform}: {reason}") from None
     if job.topology and platform is None and local[0].platform != "tpu":
         raise UserError(
             f"the job is for {job.topology}, but the devices here are "
             f"{local[0].platform}'s; run it there, or rehearse with --platform cpu"
         )
+    refuse_part_of_slice(job.mesh, local[0].device_kind, len(everywhere))
     size = job.mesh[0] * job.mesh[1]
     rules = COPIED if job.replicate_draft else Rules()
     if size <= len(local):

@@ -78,6 +78,15 @@ def replace(path: AnyPath, content: bytes) -> None:
         path.write_bytes(content)
 
 
+def create(path: AnyPath, content: bytes) -> None:
+    """Writes a small file as a whole, if there is none; a bucket's is overwritten."""
+    if is_local(path):
+        atomic.create(path, content)
+        sync_folder(path.parent)
+    else:
+        path.write_bytes(content)
+
+
 @contextlib.contextmanager
 def writing(path: AnyPath) -> Iterator[IO[bytes]]:
     """A file that takes its name when all is written, and never if that fails.

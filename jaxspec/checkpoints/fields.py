@@ -1,6 +1,7 @@
 """Typed reading of a hostile mapping in which no field may be overlooked."""
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,12 +11,21 @@ from jaxspec.errors import UserError, refuse
 T = TypeVar("T")
 REQUIRED: Any = object()
 _LISTED_FAULTS = 40
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+_short.maxlist = _short.maxdict = 6
+_short.maxlevel = 3
 _LARGEST_JSON = 64 * 2**20
 
 
 def shown(value: object) -> str:
     """`value` on one short line, for an error message."""
-    text = repr(value)
+    # Not `repr`: of aliases within aliases it would make a text without end.
+    try:
+        text = _short.repr(value)
+    except ValueError:
+        # Python writes no number of more than some thousand digits.
+        return "a number that is too long to show"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

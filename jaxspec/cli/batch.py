@@ -254,8 +254,8 @@ def _merge(job: Job, processes: int, expected: int) -> int:
     return 0
 
 
-class _Stopped(Exception):
-    """The job was asked to stop."""
+class _Stopped(BaseException):
+    """The job was asked to stop: no error, which others would catch and report."""
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from jaxspec.errors import UserError
 from jaxspec.job import Job, read_job, refuse_without
 from jaxspec.pictures import require_matplotlib
 from jaxspec.progress import watching
-from jaxspec.tpu.chips import chip_of
+from jaxspec.tpu.chips import chip_of, meshes_of
 from jaxspec.tpu.compiled_job import compile_job
 from jaxspec.tpu.plan import Plan, make_plan
 
@@ -63,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
     """
     job = read_job(args.job)
     refuse_without(job, "topology")
-    chip_of(job.topology or "")
+    topology = job.topology or ""
+    chip_of(topology)
+    used = meshes_of(topology, job.mesh) * math.prod(job.mesh)
     live = job.capacity // 2 if args.live_tokens is None else args.live_tokens
     if not 1 <= live <= job.capacity:
         raise UserError(
@@ -74,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     with watching("compiling", lambda: 0, None, in_bytes=False):
         plan = make_plan(job, compile_job(job, live))
     print(json.dumps(plan.to_json()) if args.json else described(job, plan, live))
+    if used < plan.chips:
+        print(f"jaxspec: {plan.chips - used} chips idle", file=sys.stderr)
     if args.plot:
         from jaxspec.tpu.picture import draw_plan
 

@@ -6,6 +6,7 @@ libtpu compiles for a described topology. Load it only in a process that has
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax.experimental import topologies
 
 from jaxspec.arguments import Tree
 from jaxspec.batching import LARGEST_CHUNK, chunks, pack
-from jaxspec.cache import KVCache
+from jaxspec.cache import BLOCK
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.state import DecodingState
 from jaxspec.drafter_names import make_drafter, own_module
@@ -27,7 +28,9 @@ from jaxspec.programs import Program
 from jaxspec.requests import make_request
 from jaxspec.row_options import OPTIONS
 from jaxspec.sharding import COPIED, Partition, Rules, make_mesh
+from jaxspec.tpu.floor import floor_bytes, shard_bytes
 from jaxspec.tpu.hlo import host_traffic, parse
+from jaxspec.tpu.kept import compile_kept
 from jaxspec.tpu.traffic import Cost, Traffic
 
 # Else libtpu looks for a metadata server, and a second process dies on its lock file.
@@ -36,6 +39,9 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+
+
+_SIZES = ("argument_bytes", "temporary_bytes", "output_bytes", "aliased_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +63,6 @@ class Compilation:
     host_traffic: list[str]
     compile_seconds: float
     steps: dict[str, Cost]
-    text: str = dataclasses.field(repr=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -91,11 +96,13 @@ class Setup:
     Attributes:
         batch: rows on the whole mesh.
         live_tokens: of each row, whose keys a round reads.
+        topology: the slice, such as `v5e:2x4`.
     """
 
     generator: Generator
     batch: int
     live_tokens: int
+    topology: str
 
     @property
     def capacity(self) -> int:
@@ -116,8 +123,7 @@ class Setup:
         models = generator.target.decoder, generator.drafter
         run = functools.partial(decode, one_token_rounds=False)
         program = Program(run, donate=(2,), partition=self.partition)
-        compiled = program.compile(*models, state, options, np.int32(1))
-        return self._report(compiled, program, rounds=True)
+        return self._compile(program.lower(*models, state, options, np.int32(1)))
 
     def prefill(self) -> Compilation:
         """The program of a long piece of prompt, of a row for each part of the mesh."""
@@ -127,10 +133,10 @@ class Setup:
         models = generator.target.decoder, generator.drafter
         program = generator.programs[1]
         state, options = self._state(rows), self._options(rows)
-        compiled = program.compile(
-            *models, state, chunk, options, np.bool_(1), LARGEST_CHUNK
+        return self._compile(
+            program.lower(*models, state, chunk, options, np.bool_(1), LARGEST_CHUNK),
+            rounds=False,
         )
-        return self._report(compiled, program)
 
     def state_bytes(self) -> int:
         """Of the batch, on one chip."""
@@ -138,36 +144,10 @@ class Setup:
         return shard_bytes(state, self.partition.state(state))
 
     def floor_bytes(self) -> float:
-        """What a round moves on a chip if all weights and live keys move once a pass.
-
-        The target makes one pass and the drafter one for each level of its draft. An
-        embedding that is not the head is only looked up in. What stays in the memory on
-        the chip from pass to pass is moved less often: then a round is below it.
-        """
-        decoder, drafter = self.generator.target.decoder, self.generator.drafter
+        """The least that a round moves on one chip; see `floor`."""
+        models = self.generator.target.decoder, self.generator.drafter
         state = self._state(self.batch)
-        unread = 0 if decoder.config.tied else _model_bytes(decoder.embed_tokens)
-        target = _model_bytes(decoder) - unread + self._live_bytes(state, draft=False)
-        draft = _model_bytes(drafter) + self._live_bytes(state, draft=True)
-        return target + max(drafter.depth, 1) * draft
-
-    def _live_bytes(self, state: DecodingState, *, draft: bool) -> float:
-        """Of the live keys and values of the target, or of its drafter."""
-        is_cache = lambda each: isinstance(each, KVCache)  # noqa: E731
-        where = self.partition.state(state)
-        both = [tree.drafter if draft else tree.cache for tree in (state, where)]
-        caches, places = (jax.tree.leaves(each, is_leaf=is_cache) for each in both)
-        return sum(
-            share * shard_bytes(arrays, own)
-            for cache, place in zip(caches, places, strict=True)
-            if is_cache(cache)
-            for share, arrays, own in zip(
-                cache.live_shares(self.live_tokens),
-                cache.groups,
-                place.groups,
-                strict=True,
-            )
-        )
+        return floor_bytes(*models, state, self.partition, self.live_tokens)
 
     def _options(self, rows: int) -> Any:
         return self.generator.pack_options([_request(1)] * rows, rows, [0], None)
@@ -182,19 +162,20 @@ class Setup:
         models = generator.target.decoder, generator.drafter
         return jax.eval_shape(fresh, *models, prompts)
 
-    def _report(self, compiled, program: Program, rounds: bool = False) -> Compilation:
-        text, memory = compiled.as_text(), compiled.memory_analysis()
-        blocks = -(-self.live_tokens // 128)
+    def _compile(self, lowered: jax.stages.Lowered, rounds: bool = True) -> Compilation:
+        mesh = self.partition.mesh
+        devices = (
+            f"{self.topology} {mesh.shape} {[each.id for each in mesh.devices.flat]}"
+        )
+        compiled = compile_kept(lowered, devices)
+        blocks = -(-self.live_tokens // BLOCK)
+        module = parse(compiled.text)
         return Compilation(
-            argument_bytes=memory.argument_size_in_bytes,
-            temporary_bytes=memory.temp_size_in_bytes,
-            output_bytes=memory.output_size_in_bytes,
-            aliased_bytes=memory.alias_size_in_bytes,
-            modules=text.count("HloModule "),
-            host_traffic=host_traffic(text),
-            compile_seconds=program.compile_seconds,
-            steps=Traffic(parse(text), blocks).of_round() if rounds else {},
-            text=text,
+            **{name: getattr(compiled, name) for name in _SIZES},
+            modules=compiled.text.count("HloModule "),
+            host_traffic=host_traffic(compiled.text),
+            compile_seconds=compiled.seconds,
+            steps=Traffic(module, blocks).of_round() if rounds else {},
         )
 
 
@@ -241,7 +222,10 @@ def setup(
     Raises:
         UserError: the parts do not fit together.
     """
-    grid = make_mesh(*mesh, slice_devices(topology))
+    devices = slice_devices(topology)
+    # A mesh that one VM can have lies on its own chips.
+    own = [each for each in devices if each.process_index == 0]
+    grid = make_mesh(*mesh, own if math.prod(mesh) <= len(own) else devices)
     partition = Partition(grid, Rules(), COPIED if replicate_draft else Rules())
     decoder = _abstract(target, dtype, partition, draft=False)
     named: Any = drafter
@@ -251,7 +235,7 @@ def setup(
     whole = LanguageModel(reference, decoder, None, partition)
     made = _of_shapes(make_drafter(whole, named, draft_tokens, tree))
     generator = Generator(whole, made, rule=rule, capacity=capacity)
-    return Setup(generator, batch, live_tokens or capacity)
+    return Setup(generator, batch, live_tokens or capacity, topology)
 
 
 def slice_devices(topology: str) -> list[Any]:
@@ -263,21 +247,6 @@ def slice_devices(topology: str) -> list[Any]:
         platform="tpu", topology_name=topology, chips_per_host_bounds=bounds
     )
     return list(described.devices)
-
-
-def shard_bytes(tree: Any, shardings: Any) -> int:
-    """Of all arrays, on one chip."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
-    return sum(_shard_bytes(leaf, where) for leaf, where in pairs)
-
-
-def _shard_bytes(leaf: Any, where: Any) -> int:
-    return int(np.prod(where.shard_shape(leaf.shape))) * leaf.dtype.itemsize
-
-
-def _model_bytes(model: Any) -> int:
-    leaves = jax.tree.leaves(model)
-    return sum(_shard_bytes(leaf, leaf.sharding) for leaf in leaves)
 
 
 def _abstract(

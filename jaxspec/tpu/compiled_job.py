@@ -1,35 +1,21 @@
-"""What a job's programs need on its slice: compiled apart, kept by content.
+"""What a job's programs need on its slice, compiled in a process apart.
 
 Run as `python -m jaxspec.tpu.compiled_job`, with a job as JSON on stdin, it compiles
 and prints JSON; libtpu is loaded in that process alone.
 """
 
 import dataclasses
-import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.atomic import replace
 from jaxspec.errors import UserError
 from jaxspec.job import Job
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.presets import PRESETS, REFERENCES
-
-_PACKAGE = Path(__file__).parents[1]
-# What programs are made of, and what counts them: all that a result depends on.
-_SOURCES = ("core/*.py", "decoding/*.py", "drafters/*.py", "models/*.py")
-_SOURCES += ("batching.py", "cache.py", "drafter_names.py", "generator.py")
-_SOURCES += ("programs.py", "ring.py", "rows.py", "scratch.py", "sharding.py")
-_SOURCES += ("shipped.py", "split.py", "tpu/aot.py", "tpu/hlo.py", "tpu/traffic.py")
-_SOURCES += ("assets/*/*.json",)
-# What a compilation does not depend on.
-_IRRELEVANT = ("max_new_tokens", "temperature", "seed", "chat", "input", "output")
 
 
 def describe(reference: str) -> ModelConfig:
@@ -72,29 +58,8 @@ def compile_job(job: Job, live_tokens: int) -> dict[str, Any]:
         raise UserError(
             "planning needs the TPU compiler: pip install 'jaxspec-decoding[tpu]'"
         )
-    kept = kept_file(job, live_tokens)
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        asked = {"job": dataclasses.asdict(job), "live_tokens": live_tokens}
-        replace(kept, _compile_apart(asked).encode())
-    return json.loads(kept.read_text())
-
-
-def kept_file(job: Job, live_tokens: int) -> Path:
-    """The file that a compilation is kept in, named by all that it depends on."""
-    from jaxspec.checkpoints.hub import cache_folder
-
-    fields = dataclasses.asdict(job).items()
-    own = {name: value for name, value in fields if name not in _IRRELEVANT}
-    parts = [json.dumps([own, live_tokens])]
-    parts += [importlib.metadata.version(name) for name in ("jax", "libtpu")]
-    parts += [
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for source in _SOURCES
-        for path in sorted(_PACKAGE.glob(source))
-    ]
-    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return cache_folder() / "plans" / f"{name}.json"
+    asked = {"job": dataclasses.asdict(job), "live_tokens": live_tokens}
+    return json.loads(_compile_apart(asked))
 
 
 def _compile_apart(asked: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ longer, and its collectives come on top.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,14 @@ import numpy as np
 
 from jaxspec.core.analytics import best_draft_length, expected_tokens
 from jaxspec.job import Job
-from jaxspec.tpu.chips import COLLECTIVE_SECONDS, Chip, chip_of
+from jaxspec.tpu.chips import (
+    COLLECTIVE_SECONDS,
+    FLOAT32_PASSES,
+    Chip,
+    chip_of,
+    chips_of,
+    meshes_of,
+)
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 MOST_DRAFT_TOKENS = 12
@@ -67,11 +73,13 @@ def make_plan(job: Job, compiled: Mapping[str, Any]) -> Plan:
     the same depth: in a tree the acceptance rate is that of a level.
     """
     topology = job.topology or ""
-    chip, chips = chip_of(topology), _chips(topology)
+    chip = chip_of(topology)
+    if job.dtype == "float32":
+        chip = chip._replace(flops=chip.flops / FLOAT32_PASSES)
     speculative, plain = compiled["speculative"], compiled["plain"]
     steps, plain_steps = _steps(speculative, chip), _steps(plain, chip)
-    # Each group of chips that the mesh takes runs a batch of its own.
-    rows = job.batch_size * (chips // math.prod(job.mesh))
+    # Each mesh runs a batch of its own.
+    rows = job.batch_size * meshes_of(topology, job.mesh)
     round_seconds, plain_seconds = sum(steps.values()), sum(plain_steps.values())
     plain_rate = rows / plain_seconds
     rates = {
@@ -87,7 +95,7 @@ def make_plan(job: Job, compiled: Mapping[str, Any]) -> Plan:
     return Plan(
         fits=needed <= USABLE * chip.hbm_bytes,
         chip=topology.partition(":")[0],
-        chips=chips,
+        chips=chips_of(topology),
         hbm_bytes_per_chip=needed,
         hbm_capacity_bytes=int(chip.hbm_bytes),
         bytes_per_round=speculative["round_bytes"],
@@ -102,10 +110,6 @@ def make_plan(job: Job, compiled: Mapping[str, Any]) -> Plan:
             each["compile_seconds"] for each in (speculative, plain, prefill)
         ),
     )
-
-
-def _chips(topology: str) -> int:
-    return math.prod(int(side) for side in topology.partition(":")[2].split("x"))
 
 
 def _steps(report: Mapping[str, Any], chip: Chip) -> dict[str, float]:

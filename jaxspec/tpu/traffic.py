@@ -10,19 +10,23 @@ import math
 import re
 from collections.abc import Iterator
 
+from jaxspec.cache import BLOCK
 from jaxspec.tpu.hlo import Computation, Instruction, Module, Stored, arrays_of
 
 STEPS = ("draft", "verify", "accept")
 # What makes no array of its own.
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-    *("copy-done", "slice-done", "async-done", "partition-id", "opt-barrier"),
+    *("partition-id", "opt-barrier", "iota"),
     # Buffers, and views of them, are all the custom calls of a program without kernels.
     "custom-call",
-    *("all-reduce-done", "all-gather-done", "collective-permute-done", "iota"),
 }
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 COLLECTIVES += ("collective-permute",)
+# A copy to or from the chip's own memory that goes on beside other work.
+_AHEAD = ("copy-start", "slice-start", "dynamic-slice-start")
+# Their result is a tuple of what is given and what is made.
+_BOTH = ("all-gather-start", "collective-permute-start")
 _PARTS = ("dynamic-slice", "slice", "gather")
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")
 
@@ -92,16 +96,16 @@ class Traffic:
             elif each.opcode == "conditional":
                 yield from max(
                     (list(self._by_step(branch, own)) for branch in each.branches),
-                    key=lambda costs: sum(cost.hbm + cost.flops for _, cost in costs),
+                    key=_dearness,
                 )
             elif each.opcode == "call":
                 yield from self._by_step(each.called("to_apply") or "", own)
-            elif each.opcode not in _FREE:
+            elif each.opcode not in _FREE and not each.opcode.endswith("-done"):
                 yield own, self._cost(each, computation)
 
     def _step_of(self, each: Instruction, computation: Computation) -> str | None:
         """Its step; of a copy that the compiler makes ahead, its user's."""
-        if each.opcode not in ("copy-start", "slice-start"):
+        if each.opcode not in _AHEAD:
             return step_of(each.op_name)
         names = {each.name}
         for user in computation.values():
@@ -112,25 +116,42 @@ class Traffic:
         return None
 
     def _trips(self, loop: Instruction) -> float:
-        """A constant bound of the loop's condition, or the live blocks."""
+        """A constant bound of the loop's condition, or the live blocks that it has."""
         condition = loop.called("condition") or ""
         root = self.module.root(condition)
         for operand in root.operands:
             bound = self.module.computations[condition].get(operand)
             if bound is not None and bound.opcode == "constant":
                 return float(re.findall(r"constant\((\d+)\)", bound.line)[0])
-        return self.live_blocks
+        return min(self.live_blocks, self._blocks(loop.called("body") or ""))
+
+    def _blocks(self, name: str) -> float:
+        """How many blocks the cache has of which a computation reads one, if it does.
+
+        A ring's layer has those of its window, however many are live.
+        """
+        inside, found = self.module.computations[name], math.inf
+        for each in inside.values():
+            if each.opcode == "fusion":
+                found = min(found, self._blocks(each.called("calls") or ""))
+            if each.opcode == "dynamic-slice":
+                source, part = inside[each.operands[0]].arrays[0], each.arrays[0]
+                for whole, taken in zip(source.sides, part.sides, strict=True):
+                    if taken == BLOCK < whole:
+                        found = min(found, whole // BLOCK)
+        return found
 
     def _cost(self, each: Instruction, computation: Computation) -> Cost:
         operands = [computation[name] for name in each.operands if name in computation]
         cost = Cost(flops=self._flops(each, computation))
         kind = each.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            made = list(arrays_of(each.shape))
-            result = max(made, key=lambda array: array.size)
-            cost.moved[kind] = result.size
-            cost.calls, cost.largest = 1, math.prod(result.sides)
-        if each.opcode in ("copy-start", "slice-start"):
+            # What each chip gives to a reduce-scatter is more than what it gets.
+            given = [array for operand in operands for array in operand.arrays]
+            made = given if kind == "reduce-scatter" else _made(each)
+            cost.moved[kind] = sum(array.size for array in made)
+            cost.calls, cost.largest = 1, max(math.prod(array.sides) for array in made)
+        if each.opcode in _AHEAD:
             # A tuple of the copy and what it is of, or the other way round.
             source, copy = each.arrays[:2]
             if each.opcode == "copy-start":
@@ -182,13 +203,12 @@ class Traffic:
         if each.opcode == "dynamic-update-slice":
             return sum(a.size for a in operands[1].arrays if _in_hbm([each]))
         called = each.called("calls") if each.opcode == "fusion" else None
-        arrays = each.arrays
         if called is None:
-            return sum(array.size for array in arrays if array.in_hbm)
+            return sum(array.size for array in _made(each) if array.in_hbm)
         root, inside = self.module.root(called), self.module.computations[called]
         made = [inside[n] for n in root.operands] if root.opcode == "tuple" else [root]
         total = 0.0
-        for array, source in zip(arrays, made, strict=False):
+        for array, source in zip(each.arrays, made, strict=False):
             source = _behind(inside, source)
             update = source.opcode == "dynamic-update-slice"
             new = inside[source.operands[1]].arrays[0] if update else array
@@ -207,6 +227,29 @@ def step_of(op_name: str) -> str | None:
     """The step of a round that an instruction comes from, by its named scope."""
     parts = op_name.split("/")
     return next((step for step in STEPS if step in parts), None)
+
+
+def _dearness(costs: list[tuple[str, Cost]]) -> tuple[float, float]:
+    """By what a branch is dearer than another: on a TPU nearly always its bytes."""
+    return sum(cost.hbm for _, cost in costs), sum(cost.flops for _, cost in costs)
+
+
+def _made(each: Instruction) -> list[Stored]:
+    """The arrays that an instruction makes."""
+    if each.opcode not in _BOTH:
+        return each.arrays
+    return list(arrays_of(_second(each.shape)))
+
+
+def _second(shape: str) -> str:
+    """The second part of the shape of a tuple, itself perhaps a tuple."""
+    depth = 0
+    for place, letter in enumerate(shape):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 1:
+            rest = shape[place + 1 :]
+            return rest if rest.lstrip().startswith("(") else rest.split(" ")[1]
+    return shape
 
 
 def _in_hbm(instructions: list[Instruction]) -> bool:
