@@ -25,8 +25,8 @@ class Programs(NamedTuple):
     decode: Callable
 
 
-# Compiles in less than half the time, and runs several times slower. What XLA makes of a
-# program is the same; only the machine code differs.
+# Compiles in less than half the time, and runs several times slower. XLA makes the same
+# of a program; only the machine code differs.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
@@ -40,6 +40,8 @@ def programs(compiler_options: dict | None = None) -> Programs:
 
 
 SHARED = programs(QUICK)
+# For very many samples, and where it matters what the compiler made.
+OPTIMIZED = programs()
 
 
 def _map_arrays(function, values):

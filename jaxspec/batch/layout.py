@@ -89,6 +89,22 @@ def hold_pin(layout: Layout, num_processes: int, pinned: Mapping[str, Any]) -> N
     pin(layout.pin, values, write=create, fix=fix)
 
 
+def processes_of(output: str | AnyPath) -> int:
+    """Of how many processes the job of an output is.
+
+    Raises:
+        UserError: no job was begun there.
+    """
+    layout = Layout(output)
+    with reaching(layout.output):
+        if not layout.pin.exists():
+            raise UserError(
+                f"{layout.pin} is missing: no job was begun for this output; run it "
+                "first, without --merge"
+            )
+        return read_json(layout.pin).get("num_processes", 0)
+
+
 def is_merged(
     output: str | AnyPath, num_processes: int, pinned: Mapping[str, Any]
 ) -> bool:

@@ -28,9 +28,7 @@ class _Record(NamedTuple):
     place: Place
 
 
-def merge(
-    output: str | AnyPath, num_processes: int, expected: int, keep_parts: bool = False
-) -> int:
+def merge(output: str | AnyPath, num_processes: int, expected: int) -> int:
     """Writes the output, each index below `expected` once, and returns their number.
 
     To be called by one process when all have closed their journals. It may be killed
@@ -40,7 +38,6 @@ def merge(
         output: the file that the job is for, local or `gs://`.
         num_processes: of the job.
         expected: the number of prompts.
-        keep_parts: the files of the processes stay; else they are removed.
 
     Raises:
         UserError: records are missing, or are there twice; or the output is there
@@ -54,8 +51,7 @@ def merge(
             with contextlib.ExitStack() as files:
                 records = _collect(layout, num_processes, files)
                 _write(layout, _in_order(layout, records, num_processes, expected))
-        if not keep_parts:
-            _remove_parts(layout, num_processes)
+        _remove_parts(layout, num_processes)
     return expected
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Set
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +15,8 @@ from jaxspec.job import Job
 from jaxspec.sharding import COPIED, Partition, Rules, make_mesh
 from jaxspec.tpu.chips import refuse_part_of_slice
 
+T = TypeVar("T")
+_FAILED = 2
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000
 _FORCED = "xla_force_host_platform_device_count"
 
@@ -37,9 +40,34 @@ class Place:
     writes: bool = True
     is_shared: bool = False
 
+    def decide(self, act: Callable[[], T]) -> T | bool:
+        """What `act` gives, to the process that writes; to others whether it is true.
+
+        Of a shared mesh the output may be in a folder that only one process sees.
+
+        Raises:
+            UserError: `act` did, there or here.
+        """
+        if not self.is_shared:
+            return act()
+        result, error = None, None
+        if self.writes:
+            try:
+                result = act()
+            except UserError as caught:
+                error = caught
+        code = np.int32(_FAILED if error else bool(result))
+        told = int(multihost_utils.broadcast_one_to_all(code))
+        if error:
+            raise error
+        if told == _FAILED:
+            raise UserError("process 0 has refused the job; its message says why")
+        return bool(told) if result is None else result
+
     def journal(self, open_own: Callable[[], Journal]) -> Journal:
         """The shard's journal, or one that keeps nothing if another process writes."""
-        return open_own() if self.writes else _NoJournal()
+        own = self.decide(open_own)
+        return own if isinstance(own, Journal) else _NoJournal()
 
     def agreed(self, done: Set[int], count: int) -> set[int]:
         """What is done of `count` prompts, as the process that writes knows it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxspec.batch.inputs import Item, digest, read_items
 from jaxspec.batch.journal import Journal, open_journal
-from jaxspec.batch.layout import is_merged
+from jaxspec.batch.layout import Layout, hold_pin, is_merged, processes_of
 from jaxspec.batch.merge import merge
 from jaxspec.batch.place import Place, find_place, prepare_platform
 from jaxspec.batch.runner import Runner
@@ -45,7 +45,7 @@ examples:
   jaxspec batch tpu_configs/v5e-8.yaml --input gs://B/in.jsonl --output gs://B/out.jsonl
   jaxspec batch tpu_configs/v5e-8.yaml --platform cpu --model smollm2-135m-instruct \\
       --drafter auto --mesh 1x1 --input in.jsonl --output out.jsonl
-  jaxspec batch --merge --num-processes 4 --input in.jsonl --output out.jsonl
+  jaxspec batch JOB.yaml --merge --input in.jsonl --output out.jsonl
 """
 
 
@@ -128,9 +128,10 @@ def run(args: argparse.Namespace) -> int:
     job = _job(args)
     refuse_without(job, "input", "output")
     items = read_items(job.input or "", job.chat)
+    _check_seeds(job, len(items))
     pinned = _pinned(job)
     if args.merge:
-        return _merge(job, args.num_processes or 1, len(items))
+        return _join(job, args.num_processes, pinned, len(items))
     prepare_platform(args.platform, job)
     if asks_for_processes(args):
         from jaxspec.distributed import initialize
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
             timeout=args.timeout,
         )
     place = find_place(job, args.platform)
-    if is_merged(job.output or "", place.shards, pinned):
+    if place.decide(lambda: is_merged(job.output or "", place.shards, pinned)):
         print(f"jaxspec: {job.output} is finished", file=sys.stderr)
         return 0
     return _continue(job, items, pinned, place)
@@ -192,6 +193,15 @@ def _check(job: Job) -> None:
             if getattr(job, name) < least
         ]
     )
+
+
+def _check_seeds(job: Job, prompts: int) -> None:
+    """Refuses a seed from which not every prompt can have its own."""
+    if job.seed + prompts > 2**64:
+        raise UserError(
+            f"seed is {job.seed}, expected at most 2**64 - {prompts}: each of the "
+            f"{prompts} prompts gets one more than the one before it"
+        )
 
 
 def _pinned(job: Job) -> dict[str, Any]:
@@ -248,9 +258,19 @@ def _records(
     yield from follow(runner, todo, total, is_shown=place.writes)
 
 
+def _join(
+    job: Job, processes: int | None, pinned: dict[str, Any], expected: int
+) -> int:
+    """Joins what the processes of this job have done, if it is this job's."""
+    begun = processes_of(job.output or "")
+    asked = begun if processes is None else processes
+    hold_pin(Layout(job.output or ""), asked, pinned)
+    return _merge(job, asked, expected)
+
+
 def _merge(job: Job, processes: int, expected: int) -> int:
     merge(job.output or "", processes, expected)
-    print(f"jaxspec: {summary(job.output or '', expected)}", file=sys.stderr)
+    print(f"jaxspec: {summary(job.output or '')}", file=sys.stderr)
     return 0
 
 

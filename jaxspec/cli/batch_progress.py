@@ -41,11 +41,11 @@ def _described(runner: Runner, seconds: float) -> str:
     return f"{rate}, {runner.accepted / runner.drafted:.0%} accepted"
 
 
-def summary(output: str, records: int) -> str:
+def summary(output: str) -> str:
     """How many records a finished output has, and how many of them are errors."""
     path = as_path(output)
     with reaching(path), path.open("rb") as lines:
         reasons = [json.loads(line).get("finish_reason") for line in lines]
     errors = reasons.count("error")
     told = f", {errors} of them errors" if errors else ""
-    return f"{records} records in {output}{told}"
+    return f"{len(reasons)} records in {output}{told}"

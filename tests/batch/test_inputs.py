@@ -1,5 +1,6 @@
 """The prompts of a job, and the lines of a file that are none."""
 
+import codecs
 import hashlib
 import importlib.util
 import json
@@ -47,6 +48,12 @@ def test_no_newline_at_the_end(tmp_path):
     assert [item.prompt for item in read_items(path, chat=False)] == ["a", "b"]
 
 
+def test_a_mark_of_byte_order_is_no_part_of_a_line(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + b'{"prompt": "a"}\n')
+    assert read_items(path, chat=False) == [Item(0, "a", None)]
+
+
 DEEP = 100_000
 BAD = {
     "no JSON": (b"prompt", "not JSON"),
@@ -62,6 +69,7 @@ BAD = {
     "deep": (b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}", "nested too deep"),
     "open": (b"[" * DEEP, "nested too deep"),
     "rather deep": (b'{"prompt": ' + b"[" * 99 + b"]" * 99 + b"}", "nested too deep"),
+    "not a number": (b'{"prompt": [NaN]}', "has NaN or an infinite number"),
     "a long number": (b'{"prompt": [' + b"1" * 9999 + b"]}", "not JSON"),
 }
 

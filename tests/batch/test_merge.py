@@ -66,15 +66,6 @@ def test_nothing_is_a_whole_as_well(output):
     assert output.read_bytes() == b""
 
 
-def test_parts_can_stay(output):
-    fill(output, [[0], [1]])
-    merge(output, 2, 2, keep_parts=True)
-    kept = set(names(output)) - set(LEFT)
-    assert kept and all(".part" in name for name in kept)
-    merge(output, 2, 2)
-    assert names(output) == LEFT
-
-
 def test_what_is_missing_is_listed(output):
     fill(output, [[0, 2], [3]])
     with pytest.raises(UserError, match="it goes on with these") as error:

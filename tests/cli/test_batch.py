@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import jaxspec
@@ -209,6 +211,52 @@ def test_an_output_that_is_another_file_is_not_touched(again, no_model, capsys):
     before = contents(folder)
     assert_refused(call(capsys, *here(arguments)), "is not what this job wrote")
     assert contents(folder) == before
+
+
+def test_a_merge_is_of_the_same_job(again, no_model, capsys):
+    folder, arguments = again
+    before = contents(folder)
+    merge = [*here(arguments), "--merge"]
+    refused = call(capsys, *merge, "--seed", "10")
+    assert_refused(refused, "`seed` is 9, but 10")
+    refused = call(capsys, *merge, "--num-processes", "0")
+    assert_refused(refused, "`num_processes` is 1, but 0")
+    assert contents(folder) == before
+    assert call(capsys, *merge) == (
+        0,
+        f"jaxspec: 6 records in {folder}/OUT.jsonl, 2 of them errors\n",
+    )
+    assert contents(folder) == before
+
+
+def test_a_platform_that_is_not_here(again, no_model, monkeypatch, capsys):
+    _, arguments = again
+
+    def missing():
+        raise RuntimeError("Unable to initialize backend 'tpu'\nmore")
+
+    monkeypatch.setattr(jax, "local_devices", missing)
+    refused = call(capsys, *here(arguments))
+    assert_refused(refused, "no devices", "Unable to initialize backend 'tpu'")
+
+
+def test_a_stop_is_no_error_that_others_catch(again, monkeypatch, capsys):
+    """Such as while a chat is rendered, whose faults are a record's error."""
+    folder, arguments = again
+    (folder / "OUT.jsonl").unlink()
+
+    def ask(*_, **__):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Exception:
+            return []
+        return []
+
+    monkeypatch.setattr(batch, "make_generator", ask)
+    assert call(capsys, *here(arguments)) == (
+        143,
+        "jaxspec: stopped; start it again to go on\n",
+    )
 
 
 def test_a_job_for_a_slice_runs_there(whole, no_model, capsys):

@@ -204,6 +204,8 @@ BAD = {
     ),
     "temperature": (["--temperature", "nan"], "temperature is nan"),
     "seed": (["--seed", "-1"], "seed is -1"),
+    "seeds": (["--seed", f"{2**64 - 1}"], "expected at most 2**64 - 2"),
+    "nothing to merge": (["--merge"], "no job was begun for this output"),
     "half a process": (["--process-id", "0"], "--coordinator", "missing"),
     "unknown flag": (["--turbo"], "unrecognized arguments: --turbo"),
 }
@@ -215,7 +217,7 @@ BAD = {
 def test_a_mistake_is_one_line_and_nothing_is_written(
     arguments, parts, model, tmp_path, capsys
 ):
-    (tmp_path / "in.jsonl").write_text('{"prompt": [1]}\n')
+    (tmp_path / "in.jsonl").write_text('{"prompt": [1]}\n{"prompt": [2]}\n')
     before = contents(tmp_path)
     outcome = call(
         *(capsys, "batch", "--model", model, "--input", str(tmp_path / "in.jsonl")),
@@ -225,6 +227,11 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert contents(tmp_path) == before
 
 
+# Written out it would have 2 to the 39th words.
+ALIASES = "a0: &a0 x\n" + "".join(
+    f"a{level}: &a{level} [*a{level - 1}, *a{level - 1}]\n" for level in range(1, 40)
+)
+ALIASES += "model: *a39\n"
 FIELDS = {
     "unknown": ("model: m\nturbo: 1\n", "turbo"),
     "all at once": (
@@ -233,6 +240,11 @@ FIELDS = {
         *("`batch_size`", "`temperature`"),
     ),
     "no YAML": ("model: [", "not valid YAML"),
+    "no date": ("seed: 2001-99-99", "not valid YAML"),
+    "no such number": ("seed: 0b_", "not valid YAML"),
+    "a number without end": (f"seed: {'9' * 5000}", "not valid YAML"),
+    "a long number": (f"seed: 0x{'F' * 5000}", "too long to show"),
+    "aliases of aliases": (ALIASES, "`model` is [["),
     "no fields": ("- model\n", "expected fields of a job"),
     "no input": ("model: m\noutput: o\n", "input is missing"),
     "no output": ("model: m\ninput: i\n", "output is missing"),

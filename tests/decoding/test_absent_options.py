@@ -10,7 +10,7 @@ import pytest
 from jaxspec.batching import pack_sequences
 from jaxspec.core.report import Reporting
 from jaxspec.drafters.draft_model import DraftModel
-from tests import fakes, quick, runs
+from tests import fakes, runs
 
 # Sizes that occur in no other shape.
 ROWS, VOCAB, NODES, CAPACITY = 3, 13, 2, 34
@@ -30,7 +30,7 @@ SEQUENCES = pack_sequences([[[1, 2]]] * ROWS, ROWS)
 
 DRAFTER = DraftModel(TARGET, NODES)
 # Traced, neither compiled nor run.
-TRACED = quick.PROGRAMS._replace(prefill=quick.PROGRAMS.prefill.eval_shape)
+TRACED = runs.SHARED._replace(prefill=runs.SHARED.prefill.eval_shape)
 
 
 def carried(**asked):

@@ -19,7 +19,7 @@ from jaxspec.decoding.state import ERROR, LENGTH
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.prompt_lookup import PromptLookup
-from tests import fakes, quick, runs
+from tests import fakes, runs
 
 INF, NAN = float("inf"), float("nan")
 VOCAB, NODES, NEW, NEVER = 12, 3, 24, 10**6
@@ -129,7 +129,7 @@ WAYS = {name: GREEDY._replace(temperature=each) for name, each in TEMPERATURES.i
 def plain():
     """What the sound target writes by itself, by temperature."""
     return {
-        name: runs.generate(SOUND, Autoregressive(), batch, quick.PROGRAMS)
+        name: runs.generate(SOUND, Autoregressive(), batch)
         for name, batch in WAYS.items()
     }
 
@@ -166,9 +166,7 @@ def run_of(target, name, rule, way, plain, text=None):
     drafter = DRAFTERS[name](way, plain)
     if text is not None and name != "without":
         drafter = dataclasses.replace(drafter, text=text)
-    # What is drafted by a model is compiled in full, as in use.
-    made = runs.SHARED if name == "draft_model" else quick.PROGRAMS
-    return runs.generate(target, drafter, WAYS[way]._replace(rule=rule), made)
+    return runs.generate(target, drafter, WAYS[way]._replace(rule=rule))
 
 
 def assert_ends_in_error(run, clean, place, rows=(BAD,), same=True):
@@ -213,7 +211,7 @@ def test_a_row_without_a_distribution_ends_there_and_alone(plain, name, rule):
 def test_each_fault_ends_plain_decoding_at_its_token(plain, fault):
     for way, place in itertools.product(WAYS, (PROMPT - 1, PROMPT + 3)):
         target = SOUND.broken(fault, place)
-        run = runs.generate(target, Autoregressive(), WAYS[way], quick.PROGRAMS)
+        run = runs.generate(target, Autoregressive(), WAYS[way])
         assert_ends_in_error(run, plain[way], place)
 
 
@@ -320,7 +318,7 @@ class TestWithMoreOptions:
             options={"logit_bias": bias}, reporting=Reporting(alternatives=2)
         )
         drafter = draft_model(way, plain)
-        return runs.generate(target, drafter, batch, quick.PROGRAMS)
+        return runs.generate(target, drafter, batch)
 
     @pytest.mark.parametrize("way", WAYS)
     def test_options_that_rule_every_id_out_end_the_row(self, plain, way):

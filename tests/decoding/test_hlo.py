@@ -35,7 +35,7 @@ def cache_copies(target, drafter, rows) -> int:
 
 
 def test_the_loop_never_talks_to_the_host(tiny):
-    text = compiled_text(runs.SHARED, tiny.target, Autoregressive(), tiny.batch)
+    text = compiled_text(runs.OPTIMIZED, tiny.target, Autoregressive(), tiny.batch)
     assert "while(" in text
     assert host_traffic(text) == []
 

@@ -5,7 +5,7 @@ import pytest
 
 from jaxspec.core.accept import RULES
 from jaxspec.drafters.draft_model import DraftModel
-from tests import fakes, quick, runs
+from tests import fakes, runs
 
 VOCAB, NODES, NEW, SEED = 12, 3, 40, 7
 TARGET = fakes.TableModel.random(VOCAB, seed=0, scale=1.5, windows=(None,))
@@ -25,7 +25,7 @@ def ids_of(prompts, seeds, new, rule):
         capacity=64,
         chunk=8,
     )
-    return runs.generate(TARGET, DRAFTER, batch, quick.PROGRAMS).ids
+    return runs.generate(TARGET, DRAFTER, batch).ids
 
 
 @pytest.mark.parametrize(

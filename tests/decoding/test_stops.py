@@ -25,7 +25,7 @@ from jaxspec.decoding.state import (
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.types import Verdict
-from tests import fakes, quick, runs
+from tests import fakes, runs
 
 VOCAB, NODES, NEW, ROWS, CAPACITY = 12, 4, 24, 16, 40
 TARGET = fakes.TableModel.random(VOCAB, seed=5, scale=2.0, windows=(None,))
@@ -50,7 +50,7 @@ def run_of(drafter, stops=None, batch=BATCH, least=0, eos=(), rule="coupled"):
         stops=pack_sequences(stops, ROWS),
         rule=rule,
     )
-    return runs.generate(TARGET, drafter, batch, quick.PROGRAMS)
+    return runs.generate(TARGET, drafter, batch)
 
 
 @pytest.fixture(scope="module")

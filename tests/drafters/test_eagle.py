@@ -13,7 +13,7 @@ from jaxspec.checkpoints.eagle import load_eagle
 from jaxspec.core.topology import Topology
 from jaxspec.drafters.autoregressive import Autoregressive
 from jaxspec.drafters.eagle import Eagle
-from tests import fakes, quick, runs
+from tests import fakes, runs
 from tests.conformance.test_drafters import propose
 from tests.drafters import eagle_files, eagle_oracle
 
@@ -142,7 +142,7 @@ def test_proposals_are_the_oracles_after_prefill_and_after_rounds(
     drafter = fakes.Oracle(Eagle(head, TREE, places), text)
     _, options = batch.device()
     greedy, state = batch._replace(temperature=0.0), None
-    states = runs.rounds(target, drafter, greedy, quick.PROGRAMS)
+    states = runs.rounds(target, drafter, greedy)
     for done, state in enumerate(itertools.islice(states, 5)):
         if done != 2:
             draft = propose(target, drafter.inner, state, options)
@@ -151,4 +151,4 @@ def test_proposals_are_the_oracles_after_prefill_and_after_rounds(
 
 
 def plain_text(target, batch):
-    return runs.generate(target, Autoregressive(), batch, quick.PROGRAMS).state.tokens
+    return runs.generate(target, Autoregressive(), batch).state.tokens

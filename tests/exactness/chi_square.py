@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
         return Drawn(*(each[place::turns] for each in self))
 
 
-def run(drafter, batch, target=TARGET, made=runs.SHARED, **loop):
+def run(drafter, batch, target=TARGET, made=runs.OPTIMIZED, **loop):
     """Runs the batch to its end, or for some `rounds`.
 
     With a `rule` that is not the batch's, prefill knows only the batch's: its token has

@@ -66,7 +66,7 @@ def smallest_p_values(
     with pytest.MonkeyPatch.context() as replaced:
         if patch:
             replaced.setattr(*patch)
-        made = runs.programs(compiler_options)._replace(prefill=runs.SHARED.prefill)
+        made = runs.programs(compiler_options)._replace(prefill=runs.OPTIMIZED.prefill)
         repeats = -(-SAMPLES * len(cases) // tables.ROWS)
         drawn = draw(drafter, batch, repeats, target, made, **loop)
     laws = [law_of(case, target) for case in cases]
