@@ -35,6 +35,17 @@ NOBODY_ASKED = (
 )
 
 
+# A process whose share is done after so many seconds.
+ENDS = """
+import sys, time
+from jaxspec import distributed
+from jaxspec.batch.place import Place
+distributed.initialize()
+time.sleep(float(sys.argv[1]))
+print(Place(None).is_last_to_end())
+"""
+
+
 @pytest.fixture(scope="module")
 def start():
     with starting() as start:
@@ -73,6 +84,19 @@ def test_two_processes_compute_together_although_a_stranger_called(start):
         assert outcome["total"] == sum(range(16))
     # Neither has all the numbers.
     assert [outcome["own"] for outcome in outcomes] == [28, 92]
+
+
+@pytest.mark.full
+def test_shares_may_end_far_apart(start):
+    """A collective would give up after 30 seconds."""
+    port, environment = free_port(), {}
+    processes = []
+    for own in ("0", "1"):
+        environment = dict(zip(JOB, (f"127.0.0.1:{port}", "2", own), strict=True))
+        processes.append(start("-c", ENDS, 35 * int(own), **environment))
+    for process, expected in zip(processes, ("True", "False"), strict=True):
+        out, err = process.communicate(timeout=HARD_LIMIT)
+        assert out.split()[-1:] == [expected], err[-2000:]
 
 
 @pytest.fixture(scope="module")

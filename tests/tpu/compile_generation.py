@@ -47,6 +47,7 @@ from jaxspec.models.decoder import Decoder
 from jaxspec.programs import Program
 from jaxspec.requests import Request, make_request
 from jaxspec.row_options import OPTIONS
+from jaxspec.tpu import aot
 from jaxspec.tpu.aot import slice_devices
 from jaxspec.tpu.hlo import host_traffic, parse
 from jaxspec.tpu.traffic import Traffic
@@ -250,6 +251,20 @@ def known_traffic(setup: Slice) -> dict:
     }
 
 
+def over_four_chips(draft: ModelConfig) -> dict:
+    """What `compile_for` says of a pair whose rows and models are split in two."""
+    options = {"batch": 4, "capacity": 256, "mesh": (2, 2), "draft_tokens": 2}
+    compiled = aot.compile_for("v5e:2x2", TINY, draft, **options)
+    return {
+        "modules": compiled.modules,
+        "host_traffic": compiled.host_traffic,
+        "peak_bytes": compiled.peak_bytes,
+        "flops": compiled.round_flops,
+        "bytes": compiled.round_bytes,
+        "collectives": compiled.round_collectives,
+    }
+
+
 def heads(decoder: Decoder) -> Medusa:
     """Medusa heads of shapes only."""
     topology, width = Topology.branching(TREE), decoder.config.hidden_size
@@ -321,6 +336,7 @@ def main(path: str) -> None:
         ),
     }
     reports["known traffic"] = known_traffic(setup)
+    reports["over four chips"] = over_four_chips(draft)
     print(json.dumps(reports))
 
 

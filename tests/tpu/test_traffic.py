@@ -101,6 +101,60 @@ def test_a_loop_to_the_live_length_runs_for_the_live_blocks(steps):
     assert steps["verify"].hbm == blocks + copied + weights
 
 
+@pytest.mark.parametrize(("blocks", "read"), [(2, 2), (5, 3)])
+def test_a_ring_has_only_so_many_blocks(blocks, read):
+    """A cache of 384 slots has three, however many tokens are live."""
+    text = PROGRAM.replace("f32[64,128]", "f32[384,128]")
+    text = text.replace(
+        "%part = f32[8,128]{1,0:T(8,128)S(1)}", "%part = f32[128,128]{1,0:S(1)}"
+    )
+    found = Traffic(parse(text), blocks).of_round()["verify"].hbm
+    assert found == read * 128 * 128 * 4 + TILE + 256 * 128 * 2
+
+
+SUM = "%sum = f32[16,128]{1,0:T(8,128)S(1)} all-reduce(%y)"
+
+
+@pytest.mark.parametrize(
+    ("line", "moved", "hbm"),
+    [
+        # All that it sums up, not the largest alone.
+        (
+            "%sum = (f32[16,128]{1,0:S(1)}, f32[8,128]{1,0:S(1)}) all-reduce(%y, %y)",
+            {"all-reduce": 24 * 128 * 4},
+            0,
+        ),
+        # A chip sends all but its own part of what it is given.
+        (
+            "%sum = f32[2,128]{1,0:S(1)} reduce-scatter(%y)",
+            {"reduce-scatter": 16 * 128 * 4},
+            0,
+        ),
+        # The result alone is made, here in main memory; the end of it makes nothing.
+        (
+            "%begun = (f32[16,128]{1,0:S(1)}, f32[64,128]{1,0}) all-gather-start(%y)\n"
+            "  %sum = f32[64,128]{1,0} all-gather-done(%begun)",
+            {"all-gather": 64 * 128 * 4},
+            64 * 128 * 4,
+        ),
+        (
+            "%begun = ((f32[16,128]{1,0:S(1)}), (f32[16,128]{1,0:S(1)}))"
+            " collective-permute-start(%y)\n"
+            "  %sum = f32[16,128]{1,0:S(1)} collective-permute-done(%begun)",
+            {"collective-permute": 16 * 128 * 4},
+            0,
+        ),
+    ],
+)
+def test_what_collectives_move(steps, line, moved, hbm):
+    assert SUM in PROGRAM
+    other = Traffic(parse(PROGRAM.replace(SUM, line)), 5).of_round()
+    found = {k: v for step in other.values() for k, v in step.moved.items()}
+    assert found == moved
+    more = sum(step.hbm for step in other.values()) - sum(s.hbm for s in steps.values())
+    assert more == hbm
+
+
 def test_what_stays_on_the_chip_is_no_traffic():
     text = PROGRAM.replace("%w = f32[8,128]{1,0:T(8,128)}", "%w = f32[8,128]{1,0:S(1)}")
     assert Traffic(parse(text), 5).of_round()["draft"].hbm == 0

@@ -80,6 +80,15 @@ def test_known_traffic_is_counted(compiled):
     assert known["flops"] == known["expected_flops"]
 
 
+def test_a_pair_is_compiled_from_its_shapes_alone(compiled):
+    report = compiled["over four chips"]
+    assert (report["modules"], report["host_traffic"]) == (1, [])
+    # Each chip has half of the weights: of two layers, a draft's one, and their heads.
+    assert 4e5 < report["bytes"] < report["peak_bytes"] < 16e9
+    assert report["flops"] > 0
+    assert report["collectives"]["all-reduce"] > 0
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_fits_the_chip(compiled, program):
     report = compiled["slice"][program]
