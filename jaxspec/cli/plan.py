@@ -18,8 +18,9 @@ from jaxspec.tpu.plan import Plan, make_plan
 
 _EPILOG = """\
 The job is compiled for its slice on this machine, which needs the [tpu] extra and no
-TPU; the first time takes a minute or some. All rates are predicted from the compiled
-program and the chip's data sheet, not measured.
+TPU. The first time takes some minutes, of a large model twenty; what was compiled is
+kept. All rates are predicted from the compiled program and the chip's data sheet, not
+measured.
 
 With --json one object is printed: fits, chip, chips, hbm_bytes_per_chip,
 hbm_capacity_bytes, bytes_per_round, floor_bytes_per_round, round_seconds,

@@ -25,7 +25,7 @@ FACTORS = {
     "v5e-256": 1.3,
 }
 LEAST = 0.6
-# Some minutes to compile each; .ci/run has them where they are kept or there is time.
+# Up to twenty minutes to compile each, once; .ci/run has them as far as there is time.
 LONG = ("v6e-8", "v5p-8", "v5p-32", "v5e-256")
 PARAMS = [
     # A group is one worker's, which then compiles once.
