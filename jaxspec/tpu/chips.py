@@ -80,9 +80,9 @@ def meshes_of(topology: str, mesh: tuple[int, int]) -> int:
 
 
 def refuse_part_of_slice(mesh: tuple[int, int], kind: str, chips: int) -> None:
-    """Refuses a model over some chips of a slice where the compiler does.
+    """Refuses a mesh over some chips of a slice where the compiler does.
 
-    libtpu 0.0.42 compiles no collective over a part of a v5e or v6e slice.
+    libtpu 0.0.42 compiles no program for a part of a v5e or v6e slice, but for one chip.
 
     Args:
         mesh: data times model.
@@ -90,9 +90,9 @@ def refuse_part_of_slice(mesh: tuple[int, int], kind: str, chips: int) -> None:
         chips: of the whole slice.
     """
     limited = kind in ("v5e", "v6e") or kind.endswith("lite")
-    if limited and mesh[1] > 1 and math.prod(mesh) != chips:
+    if limited and math.prod(mesh) not in (1, chips):
         raise UserError(
-            f"mesh is {mesh[0]}x{mesh[1]}: on {kind} a model is whole on each chip or "
-            f"split over a mesh of the whole slice, expected a model axis of 1, or all "
-            f"{chips} chips, such as 1x{chips}"
+            f"mesh is {mesh[0]}x{mesh[1]}: a program of {kind} runs on one chip or on "
+            f"the whole slice, expected 1x1 or a mesh of all {chips} chips, such as "
+            f"1x{chips}"
         )
