@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import re
 from collections.abc import Sequence
 
 from jaxspec.core.accept import RULES, Rule
@@ -13,6 +14,7 @@ from jaxspec.types import Drafter
 
 MOST_ALTERNATIVES = 100
 MOST_NODES = 256
+_DYNAMIC = re.compile(r"dynamic:depth=(\d{1,4}),topk=(\d{1,4}),nodes=(\d{1,4})")
 Tree = Topology | DynamicTree | Sequence[int]
 
 
@@ -42,6 +44,23 @@ def find_rule(name: str) -> Rule:
     if name not in RULES:
         raise UserError(f"rule is {name!r}, expected one of {', '.join(RULES)}")
     return RULES[name]
+
+
+def parse_tree(text: str) -> tuple[int, ...] | DynamicTree:
+    """The children of each level, `4,2,1`, or `dynamic:depth=5,topk=4,nodes=16`.
+
+    Raises:
+        UserError: it is none of both, or no dynamic tree has these numbers.
+    """
+    if match := _DYNAMIC.fullmatch(text):
+        return DynamicTree(*map(int, match.groups()))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(
+            f"{text!r} is no list of whole numbers such as 4,2,1, nor of the form "
+            "dynamic:depth=5,topk=4,nodes=16"
+        ) from None
 
 
 def find_tree(tree: Tree) -> Topology | DynamicTree:

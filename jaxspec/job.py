@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from jaxspec.arguments import parse_tree
 from jaxspec.checkpoints.fields import Fields, shown
 from jaxspec.core.accept import RULES
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.errors import UserError, refuse
 
 _MESH = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
@@ -32,7 +34,7 @@ class Job:
     draft_model: str | None = None
     drafter: str | None = None
     draft_tokens: int | None = None
-    tree: tuple[int, ...] | None = None
+    tree: tuple[int, ...] | DynamicTree | None = None
     rule: str | None = None
     dtype: str = "float32"
     batch_size: int = 8
@@ -66,7 +68,7 @@ def read_job(path: str | os.PathLike[str]) -> Job:
         draft_model=_text(fields, "draft_model"),
         drafter=_text(fields, "drafter"),
         draft_tokens=number("draft_tokens", None),
-        tree=_levels(fields),
+        tree=_tree(fields),
         rule=fields.choice("rule", {name: name for name in RULES}, None),
         dtype=fields.choice(
             "dtype", {"float32": "float32", "bfloat16": "bfloat16"}, "float32"
@@ -78,12 +80,12 @@ def read_job(path: str | os.PathLike[str]) -> Job:
         topology=_text(fields, "topology"),
         max_new_tokens=number("max_new_tokens", Job.max_new_tokens),
         temperature=_temperature(fields),
-        seed=number("seed", 0, low=0),
+        seed=number("seed", 0, low=0, high=2**64 - 1),
         chat=fields.flag("chat"),
         input=_text(fields, "input"),
         output=_text(fields, "output"),
     )
-    if not fields.states("model"):
+    if fields.raw("model") is None:
         fields.faults.append("`model` is missing")
     if job.draft_model and job.drafter:
         fields.faults.append(
@@ -134,13 +136,19 @@ def _text(fields: Fields, name: str) -> str | None:
     return None
 
 
-def _levels(fields: Fields) -> tuple[int, ...] | None:
+def _tree(fields: Fields) -> tuple[int, ...] | DynamicTree | None:
     value = fields.raw("tree")
     if value is None:
         return None
+    if isinstance(value, str):
+        try:
+            return parse_tree(value)
+        except UserError as error:
+            fields.faults.append(f"`tree`: {error}")
+            return None
     if isinstance(value, list) and value and all(type(each) is int for each in value):
         return tuple(value)
-    fields.fault("tree", "whole numbers by level, such as [4, 2, 1]")
+    fields.fault("tree", "whole numbers by level, such as 4,2,1")
     return None
 
 
@@ -169,6 +177,6 @@ def refuse_without(job: Job, *names: str) -> None:
         [
             f"{name} is missing; give it in the YAML, or as a flag where there is one"
             for name in names
-            if getattr(job, name) is None
+            if getattr(job, name) in (None, "")
         ]
     )

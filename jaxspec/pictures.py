@@ -1,8 +1,11 @@
 """What drawing needs."""
 
 import importlib.util
+from pathlib import Path
 
 from jaxspec.errors import UserError
+
+KINDS = (".png", ".svg", ".pdf")
 
 
 def require_matplotlib() -> None:
@@ -15,3 +18,17 @@ def require_matplotlib() -> None:
         raise UserError(
             "pictures need matplotlib; pip install 'jaxspec-decoding[plot]'"
         )
+
+
+def check_picture(path: Path) -> None:
+    """Refuses a file that could not be drawn to, before any work.
+
+    Raises:
+        UserError: matplotlib is not installed, the file is of another kind, or its
+            folder is not there.
+    """
+    require_matplotlib()
+    if path.suffix.lower() not in KINDS:
+        raise UserError(f"{path}: expected a name that ends in {', '.join(KINDS)}")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: the folder {path.parent} is not there; make it first")

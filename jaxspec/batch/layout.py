@@ -17,6 +17,7 @@ from jaxspec.batch.store import (
     AnyPath,
     as_path,
     create,
+    is_local,
     names_in,
     reaching,
     replace,
@@ -86,7 +87,21 @@ def hold_pin(layout: Layout, num_processes: int, pinned: Mapping[str, Any]) -> N
     """
     values = {**pinned, "num_processes": num_processes}
     fix = "ask for the same, or choose another output"
+    if not _is_begun(layout):
+        fix = "ask for the same, or delete that file: no record was kept yet"
     pin(layout.pin, values, write=create, fix=fix)
+
+
+def _is_begun(layout: Layout) -> bool:
+    """Whether there is a record of the job."""
+    if not is_local(layout.output):
+        return bool(names_in(layout.parts)) or size_of(layout.output) is not None
+    folder, name = layout.output.parent, layout.output.name
+    return any(
+        size_of(folder / each)
+        for each in names_in(folder)
+        if each == name or each.startswith(f"{name}.part-")
+    )
 
 
 def processes_of(output: str | AnyPath) -> int:

@@ -34,7 +34,8 @@ _ELSEWHERE = ("input", "output", "topology", "replicate_draft")
 _EPILOG = """\
 The input has one JSON object a line, as for `jaxspec generate --prompts`. The output
 has one record a line, in the same order: index, prompt, text, token_ids, finish_reason
-and stats; the record of a line that is wrong has an error, and the job goes on.
+and stats; the record of a line that is wrong has an error, and the job goes on. The
+exit code is 0 when all records are there, those of errors too.
 
 A job that was stopped, however, goes on when it is started again: what is finished is
 kept beside the output until all is. Over several processes each takes its share of the
@@ -64,7 +65,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "job",
         metavar="JOB.yaml",
         nargs="?",
-        help="these flags, with _ for -, in a file",
+        help="flags down to --replicate-draft and the model, with _ for -, in a file",
     )
     add_drafting(parser)
     add("--input", metavar="FILE", help="JSONL, local or gs://")

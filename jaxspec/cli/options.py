@@ -1,12 +1,11 @@
 """Options that more than one verb has, and what they make."""
 
 import argparse
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxspec.arguments import check_pairing, find_rule, find_tree
+from jaxspec.arguments import check_pairing, find_rule, find_tree, parse_tree
 from jaxspec.core.accept import RULES
 from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.drafter_names import DEFAULT_DRAFT_TOKENS, check_name
@@ -19,7 +18,6 @@ from jaxspec.shipped import AUTO, best
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_DRAFTER = "prompt-lookup"
 DEFAULT_RULE = "rejection"
-_DYNAMIC = re.compile(r"dynamic:depth=(\d{1,4}),topk=(\d{1,4}),nodes=(\d{1,4})")
 
 
 def add_verb(
@@ -90,19 +88,10 @@ def _default(value: str) -> str:
 
 
 def _tree(text: str) -> tuple[int, ...] | DynamicTree:
-    """The children of each level of a tree, or a dynamic one."""
-    if match := _DYNAMIC.fullmatch(text):
-        try:
-            return DynamicTree(*map(int, match.groups()))
-        except UserError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
     try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of whole numbers such as 4,2,1, nor of the form "
-            "dynamic:depth=5,topk=4,nodes=16"
-        ) from None
+        return parse_tree(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def make_generator(

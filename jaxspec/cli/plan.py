@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.cli.options import add_verb
 from jaxspec.errors import UserError
 from jaxspec.job import Job, read_job, refuse_without
-from jaxspec.pictures import require_matplotlib
+from jaxspec.pictures import check_picture
 from jaxspec.progress import watching
 from jaxspec.tpu.chips import chip_of, meshes_of
 from jaxspec.tpu.compiled_job import compile_job
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             f"--live-tokens is {live}, expected 1 to the capacity, {job.capacity}"
         )
     if args.plot:
-        require_matplotlib()
+        check_picture(Path(args.plot))
     with watching("compiling", lambda: 0, None, in_bytes=False):
         plan = make_plan(job, compile_job(job, live))
     print(json.dumps(plan.to_json()) if args.json else described(job, plan, live))

@@ -39,7 +39,7 @@ def _read_lines(file: str, field: str, parse: Any) -> list[Any]:
     """What `parse` makes of the object of each line; None is a fault."""
     path = pathlib.Path(file)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise UserError(

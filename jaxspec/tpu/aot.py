@@ -20,6 +20,7 @@ from jaxspec.cache import BLOCK
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.state import DecodingState
 from jaxspec.drafter_names import make_drafter, own_module
+from jaxspec.errors import UserError
 from jaxspec.generator import Generator
 from jaxspec.loading import LanguageModel
 from jaxspec.models.config import ModelConfig
@@ -243,9 +244,17 @@ def slice_devices(topology: str) -> list[Any]:
     grid = [int(size) for size in topology.partition(":")[2].split("x")]
     # A host has 2 x 2 chips by default, and a smaller slice is refused.
     bounds = (*(min(size, 2) for size in grid[:2]), 1)
-    described = topologies.get_topology_desc(
-        platform="tpu", topology_name=topology, chips_per_host_bounds=bounds
-    )
+    try:
+        described = topologies.get_topology_desc(
+            platform="tpu", topology_name=topology, chips_per_host_bounds=bounds
+        )
+    except Exception as error:
+        # As libtpu raises it; which grids there are it does not say.
+        reason = str(error).split("\n")[0]
+        raise UserError(
+            f"topology is {topology!r}, which libtpu does not have; expected one such "
+            f"as v5e:2x4 or v5p:2x2x4 ({reason})"
+        ) from None
     return list(described.devices)
 
 

@@ -82,7 +82,7 @@ def meshes_of(topology: str, mesh: tuple[int, int]) -> int:
 def refuse_part_of_slice(mesh: tuple[int, int], kind: str, chips: int) -> None:
     """Refuses a mesh over some chips of a slice where the compiler does.
 
-    libtpu 0.0.42 compiles no program for a part of a v5e or v6e slice, but for one chip.
+    libtpu 0.0.42 compiles none for a part of a v5e or v6e slice but a single chip.
 
     Args:
         mesh: data times model.

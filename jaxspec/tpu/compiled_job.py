@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
+from jaxspec.core.dynamic_tree import DynamicTree
 from jaxspec.errors import UserError
 from jaxspec.job import Job
 from jaxspec.models.config import ModelConfig
@@ -137,7 +138,8 @@ def main() -> int:
     asked = json.load(sys.stdin)
     fields = asked["job"]
     tree = fields["tree"]
-    made = Job(**fields | {"mesh": tuple(fields["mesh"]), "tree": tree and tuple(tree)})
+    tree = DynamicTree(**tree) if isinstance(tree, dict) else tree and tuple(tree)
+    made = Job(**fields | {"mesh": tuple(fields["mesh"]), "tree": tree})
     try:
         print(json.dumps(_compile(made, asked["live_tokens"])))
     except UserError as error:

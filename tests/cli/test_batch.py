@@ -191,8 +191,18 @@ def test_another_option_is_another_job(
     if not is_finished:
         (folder / "OUT.jsonl").unlink()
     before = contents(folder)
-    assert_refused(call(capsys, *here(arguments), *option), name, "another output")
+    assert_refused(call(capsys, *here(arguments), *option), name, "ask for the same")
     assert contents(folder) == before
+
+
+def test_before_the_first_record_options_can_be_changed(again, no_model, capsys):
+    folder, arguments = again
+    (folder / "OUT.jsonl").unlink()
+    refused = call(capsys, *here(arguments), "--batch-size", "3")
+    assert_refused(refused, "or delete that file: no record was kept yet")
+    (folder / "OUT.jsonl.part-00001-of-00002").write_text("{")
+    refused = call(capsys, *here(arguments), "--batch-size", "3")
+    assert_refused(refused, "or choose another output")
 
 
 def test_another_input_is_another_job(again, no_model, capsys):

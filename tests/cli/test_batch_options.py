@@ -8,6 +8,7 @@ import pytest
 from jaxspec import distributed
 from jaxspec.batch.place import Place
 from jaxspec.cli import batch, main
+from jaxspec.core.dynamic_tree import DynamicTree
 from tests.batch import jobs
 from tests.cli.test_batch import assert_refused, call, contents
 
@@ -114,6 +115,25 @@ def test_bl69_every_field_reaches_its_call(name, recorder, tmp_path):
         assert recorder.seen[name] == as_seen(name, value)
 
 
+@pytest.mark.parametrize(
+    "shown, expected",
+    [
+        ("3,2", (3, 2)),
+        ("dynamic:depth=3,topk=2,nodes=5", DynamicTree(3, 2, 5)),
+    ],
+)
+def test_a_tree_is_written_as_for_the_flag_too(recorder, tmp_path, shown, expected):
+    (tmp_path / "job.yaml").write_text(f"model: m\ntree: {shown}\n")
+    run_job(tmp_path, tmp_path / "job.yaml")
+    assert recorder.seen["tree"] == expected
+
+
+def test_a_file_takes_every_seed(recorder, tmp_path):
+    (tmp_path / "job.yaml").write_text(f"model: m\nseed: {2**64 - 1}\n")
+    run_job(tmp_path, tmp_path / "job.yaml")
+    assert recorder.seen["seed"] == 2**64 - 1
+
+
 FILE = "model: m\ndraft_model: d\ndraft_tokens: 3\ntemperature: 0.7\nseed: 4\n"
 
 
@@ -198,6 +218,7 @@ BAD = {
     ),
     "k": (["--draft-tokens", "0"], "--draft-tokens is 0, expected 1 or more"),
     "capacity": (["--capacity", "5000"], "capacity is 5000, expected 2 to 256"),
+    "no input": (["--input", ""], "input is missing"),
     "numbers": (
         ["--batch-size", "0", "--capacity", "1", "--max-new-tokens", "0"],
         *("batch_size is 0", "capacity is 1", "max_new_tokens is 0"),
@@ -239,6 +260,9 @@ FIELDS = {
         *("`model` is missing", "`draft_model` and `drafter`", "mesh is 8"),
         *("`batch_size`", "`temperature`"),
     ),
+    "no model": ("model:\ninput: i\noutput: o\n", "`model` is missing"),
+    "no name": ("model: m\ninput: ''\noutput: o\n", "`input` is '', expected a text"),
+    "no tree": ("model: m\ntree: wide\n", "`tree`: 'wide' is no list"),
     "no YAML": ("model: [", "not valid YAML"),
     "no date": ("seed: 2001-99-99", "not valid YAML"),
     "no such number": ("seed: 0b_", "not valid YAML"),
