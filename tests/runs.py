@@ -30,7 +30,7 @@ class Programs(NamedTuple):
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
-def programs(compiler_options: dict | None = None) -> Programs:
+def programs(compiler_options: dict | None = QUICK) -> Programs:
     """Freshly traced programs: for tests that replace a part of the loop."""
     jit = functools.partial(jax.jit, compiler_options=compiler_options)
     return Programs(
@@ -39,9 +39,9 @@ def programs(compiler_options: dict | None = None) -> Programs:
     )
 
 
-SHARED = programs(QUICK)
+SHARED = programs()
 # For very many samples, and where it matters what the compiler made.
-OPTIMIZED = programs()
+OPTIMIZED = programs(None)
 
 
 def _map_arrays(function, values):

@@ -14,7 +14,7 @@ NAMES = ("draft_model, dynamic tree", "eagle, tree", "eagle3, tree", "early_exit
 def test_garbage_where_nothing_is_committed_changes_no_bit(tiny, monkeypatch, name):
     case = make_case(name, tiny)
     batch = case.batch._replace(new=24, temperature=[0.0, 1.0] * 8)
-    made = runs.programs(runs.QUICK), runs.programs(runs.QUICK)
+    made = runs.programs(), runs.programs()
     clean = runs.generate(case.target, case.alone, batch, made[0]).state
     fakes.soil(monkeypatch)
     soiled = runs.generate(case.target, case.alone, batch, made[1]).state

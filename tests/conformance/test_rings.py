@@ -34,7 +34,7 @@ def windowed(tiny):
         patch.setattr(cache_module, "BLOCK", 4)
         with pytest.MonkeyPatch.context() as full:
             full.setattr(cache_module.KVCache, "init", fakes.full_layout)
-            made = runs.programs(runs.QUICK)
+            made = runs.programs()
             plain = runs.plain(target, Autoregressive(), batch, (5,), made)
         yield SimpleNamespace(target=target, draft=draft, batch=batch, plain=plain)
 

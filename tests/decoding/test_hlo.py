@@ -48,7 +48,7 @@ def test_a_print_inside_the_loop_is_found(tiny, monkeypatch):
         return silent(model, drafter, state, *others)
 
     monkeypatch.setattr(loop, "decode_round", chatty)
-    text = compiled_text(runs.programs(), tiny.target, Autoregressive(), tiny.batch)
+    text = compiled_text(runs.programs(None), tiny.target, Autoregressive(), tiny.batch)
     assert len(host_traffic(text)) == 1
 
 

@@ -50,7 +50,7 @@ def test_bl05_rejections_across_the_wrap_change_nothing(windows):
     target = fakes.tiny(1, windows=windows)
     texts = [greedy_text(target, prompt) for prompt in BATCH.prompts]
     wanted = [text[-BATCH.new :] for text in texts]
-    made = runs.programs(runs.QUICK)
+    made = runs.programs()
     assert runs.generate(target, Autoregressive(), BATCH, made).ids == wanted
 
     text = BATCH._replace(prompts=texts).tokens

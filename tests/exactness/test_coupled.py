@@ -33,7 +33,7 @@ DRAFTERS = {
     "tree of the likeliest": lambda k: tables.TREES["tree of the likeliest"],
 }
 # Nothing here rests on how well a program is optimised.
-MADE = runs.programs(runs.QUICK)
+MADE = runs.programs()
 
 
 @functools.cache
