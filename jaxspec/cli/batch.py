@@ -2,35 +2,30 @@
 
 import argparse
 import contextlib
-import dataclasses
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.batch.inputs import Item, digest, read_items
+from jaxspec.batch.inputs import Item, read_items
 from jaxspec.batch.journal import Journal, open_journal
 from jaxspec.batch.layout import Layout, hold_pin, is_merged, processes_of
 from jaxspec.batch.merge import merge
 from jaxspec.batch.place import Place, find_place, prepare_platform
 from jaxspec.batch.runner import Runner
+from jaxspec.cli.batch_job import check_seeds, job_of, pinned_values
 from jaxspec.cli.batch_progress import follow, summary
 from jaxspec.cli.options import (
     DEFAULT_DRAFTER,
-    DEFAULT_MODEL,
     add_drafting,
     add_verb,
     make_generator,
 )
-from jaxspec.errors import UserError, refuse
+from jaxspec.errors import UserError
 from jaxspec.generator import Generator
-from jaxspec.job import Job, parse_mesh, read_job, refuse_without
-from jaxspec.row_options import check_options
+from jaxspec.job import Job, parse_mesh, refuse_without
 
 STOPPED = 128 + signal.SIGTERM
-_FIELDS = dataclasses.fields(Job)
-# Of a job, what its records do not depend on.
-_ELSEWHERE = ("input", "output", "topology", "replicate_draft")
 _EPILOG = """\
 The input has one JSON object a line, as for `jaxspec generate --prompts`. The output
 has one record a line, in the same order: index, prompt, text, token_ids, finish_reason
@@ -126,11 +121,11 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a file, an option or the model is wrong, or a process stays away.
     """
-    job = _job(args)
+    job = job_of(args)
     refuse_without(job, "input", "output")
     items = read_items(job.input or "", job.chat)
-    _check_seeds(job, len(items))
-    pinned = _pinned(job)
+    check_seeds(job, len(items))
+    pinned = pinned_values(job)
     if args.merge:
         return _join(job, args.num_processes, pinned, len(items))
     prepare_platform(args.platform, job)
@@ -154,61 +149,6 @@ def asks_for_processes(args: argparse.Namespace) -> bool:
     """Whether several processes are to be joined: never without being asked."""
     named = (args.coordinator, args.num_processes, args.process_id)
     return args.distributed or any(each is not None for each in named)
-
-
-def _job(args: argparse.Namespace) -> Job:
-    """The job of the YAML file, if one is given, with the flags in its place."""
-    job = Job(DEFAULT_MODEL) if args.job is None else read_job(args.job)
-    flags = {field.name: getattr(args, field.name, None) for field in _FIELDS}
-    # A flag of 0 is one that is given: only those left out are None, or False.
-    given = {k: v for k, v in flags.items() if v is not None and v is not False}
-    if "drafter" in given or "draft_model" in given:
-        # Another drafter than the file's, which may draft another shape.
-        changed = {"drafter": None, "draft_model": None, "draft_tokens": None}
-        job = dataclasses.replace(job, **changed, tree=None)
-    if "tree" in given or "draft_tokens" in given:
-        job = dataclasses.replace(job, tree=None, draft_tokens=None)
-    job = dataclasses.replace(job, **given)
-    if job.drafter is None and job.draft_model is None:
-        job = dataclasses.replace(job, drafter=DEFAULT_DRAFTER)
-    _check(job)
-    return job
-
-
-def _check(job: Job) -> None:
-    """Refuses numbers that are out of range, before anything is read."""
-    check_options(
-        1,
-        max_new_tokens=job.max_new_tokens,
-        temperature=job.temperature,
-        seed=job.seed,
-    )
-    refuse(
-        [
-            f"{name} is {getattr(job, name)}, expected {least} or more"
-            for name, least in (
-                ("batch_size", 1),
-                ("capacity", 2),
-                ("max_new_tokens", 1),
-            )
-            if getattr(job, name) < least
-        ]
-    )
-
-
-def _check_seeds(job: Job, prompts: int) -> None:
-    """Refuses a seed from which not every prompt can have its own."""
-    if job.seed + prompts > 2**64:
-        raise UserError(
-            f"seed is {job.seed}, expected at most 2**64 - {prompts}: each of the "
-            f"{prompts} prompts gets one more than the one before it"
-        )
-
-
-def _pinned(job: Job) -> dict[str, Any]:
-    """What a resumed job must have in common with the one that was stopped."""
-    own = {k: v for k, v in dataclasses.asdict(job).items() if k not in _ELSEWHERE}
-    return own | {"input_sha256": digest(job.input or "")}
 
 
 def _continue(job: Job, items: list[Item], pinned: dict[str, Any], place: Place) -> int:

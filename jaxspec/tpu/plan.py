@@ -136,7 +136,8 @@ def _best(
     alone = sum(plain.values())
     verify = steps["verify"] + steps["accept"]
     lengths = np.arange(MOST_DRAFT_TOKENS + 1)
-    costs = alone + (verify - alone) * lengths / depth
+    # A pass of more tokens takes longer, if only so little that it is not seen.
+    costs = alone + max(verify - alone, 0.0) * lengths / depth
     # A level costs nothing where the drafter runs no model: the search needs a cost.
     level = max(steps["draft"] / depth, 1e-9)
     return {
