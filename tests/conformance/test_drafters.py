@@ -305,7 +305,7 @@ def test_bfloat16_stays_bfloat16_and_probabilities_are_float32(case):
         fakes.tiny(1, dtype=jnp.bfloat16),
         fakes.tiny(2, 1, dtype="bfloat16"),
     )
-    drafter, made = DRAFTERS[case.name](draft), runs.programs()
+    drafter, made = DRAFTERS[case.name](draft), runs.OPTIMIZED
     batch = runs.Batch([[1, 2, 3]] * 2, capacity=16, chunk=4, new=4)
     prompts, options = batch.device()
     chunk = Chunk(jnp.zeros((2, 4), int), jnp.zeros(2, int), jnp.full(2, 3, jnp.int32))
