@@ -21,11 +21,10 @@ def create(path: Path, content: bytes) -> None:
     with _partial(path, content) as partial:
         try:
             os.link(partial, path)
-        except FileExistsError:
-            pass
         except OSError:
-            # A file system without hard links.
-            partial.replace(path)
+            # It is there already, or the file system has no hard links.
+            if not path.exists():
+                partial.replace(path)
 
 
 @contextlib.contextmanager
