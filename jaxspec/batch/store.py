@@ -11,7 +11,7 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeAlias
 
 from jaxspec.checkpoints import atomic
@@ -71,17 +71,17 @@ def reaching(path: AnyPath) -> Iterator[None]:
 
 def replace(path: AnyPath, content: bytes) -> None:
     """Writes a small file as a whole."""
-    if is_local(path):
-        atomic.replace(path, content)
-        sync_folder(path.parent)
-    else:
-        path.write_bytes(content)
+    _put(path, content, atomic.replace)
 
 
 def create(path: AnyPath, content: bytes) -> None:
     """Writes a small file as a whole, if there is none; a bucket's is overwritten."""
+    _put(path, content, atomic.create)
+
+
+def _put(path: AnyPath, content: bytes, put: Callable[[Any, bytes], None]) -> None:
     if is_local(path):
-        atomic.create(path, content)
+        put(path, content)
         sync_folder(path.parent)
     else:
         path.write_bytes(content)

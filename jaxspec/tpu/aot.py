@@ -40,8 +40,6 @@ ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-
-
 _SIZES = ("argument_bytes", "temporary_bytes", "output_bytes", "aliased_bytes")
 
 
@@ -170,13 +168,12 @@ class Setup:
         )
         compiled = compile_kept(lowered, devices)
         blocks = -(-self.live_tokens // BLOCK)
-        module = parse(compiled.text)
         return Compilation(
             **{name: getattr(compiled, name) for name in _SIZES},
             modules=compiled.text.count("HloModule "),
             host_traffic=host_traffic(compiled.text),
             compile_seconds=compiled.seconds,
-            steps=Traffic(module, blocks).of_round() if rounds else {},
+            steps=Traffic(parse(compiled.text), blocks).of_round() if rounds else {},
         )
 
 
