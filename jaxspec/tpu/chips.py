@@ -1,6 +1,7 @@
 """TPU chips by their data sheets, and which of a slice's chips a mesh can take."""
 
 import math
+import re
 from typing import NamedTuple
 
 from jaxspec.errors import UserError
@@ -24,6 +25,7 @@ class Chip(NamedTuple):
     source: str
 
 
+_TOPOLOGY = re.compile(r"\w+:[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 _DOCS = "https://docs.cloud.google.com/tpu/docs/"
 # A GB is taken as 1e9 bytes. Most sheets give the bandwidth of both directions of the
 # links together: half of it here. That of v4 gives 300 GB/s, of 6 links of 50.
@@ -43,10 +45,10 @@ def chip_of(topology: str) -> Chip:
     """The chip of a topology such as `v5e:2x4`.
 
     Raises:
-        UserError: no such chip is known.
+        UserError: no such chip is known, or no grid of them is named.
     """
     kind = topology.partition(":")[0]
-    if kind not in CHIPS:
+    if kind not in CHIPS or not _TOPOLOGY.fullmatch(topology):
         raise UserError(
             f"topology is {topology!r}, expected one of {', '.join(CHIPS)} with its "
             "grid of chips, such as v5e:2x4"

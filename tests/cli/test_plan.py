@@ -10,6 +10,7 @@ JOB = "model: smollm2-135m-instruct\nbatch_size: 4\ncapacity: 256\n"
 BAD = {
     "no topology": ("", [], "topology is missing"),
     "no chip": ("topology: v9:2x2", [], "topology is 'v9:2x2', expected one of v4"),
+    "no grid": ("topology: v5e:wide", [], "with its grid of chips, such as v5e:2x4"),
     "part of a slice": ("topology: v5e:2x4\nmesh: 1x2", [], "mesh is 1x2: a program"),
     "live tokens": ("topology: v5e:1x1", ["--live-tokens", "0"], "--live-tokens is 0"),
     "picture": ("topology: v5e:1x1", ["--plot", "x.txt"], ", ".join(KINDS)),
