@@ -1,11 +1,15 @@
 """The trained drafters that come with the package, on the model they were made for."""
 
 import json
+import subprocess
+import sys
+from itertools import pairwise
 
 import pytest
 
 import jaxspec
 from jaxspec.checkpoints.known import KNOWN
+from jaxspec.cli.prompts import read_prompts
 from jaxspec.shipped import best, shipped
 from tests import models_on_disk
 
@@ -69,3 +73,27 @@ def test_auto_is_refused_where_nothing_is_shipped(model):
 @pytest.mark.parametrize("reference", ["", ".", "..", "../assets/" + MODEL, "/"])
 def test_only_a_short_name_has_drafters(reference):
     assert shipped(reference) == []
+
+
+def test_the_prompts_of_the_trainings_are_of_all_kinds_and_like_in_length(tmp_path):
+    made, again = (
+        subprocess.run(
+            [sys.executable, best(MODEL).folder.parent / "prompts.py", "52", "3", "4"],
+            capture_output=True,
+            check=True,
+            cwd=tmp_path,
+        ).stdout
+        for _ in range(2)
+    )
+    assert made == again
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(made)
+    prompts = [chat[0]["content"] for chat in read_prompts(str(file), chat=True)]
+    assert len(set(prompts)) == 52
+    assert sum(text.startswith("Summarize: ") for text in prompts) == 4
+    assert not any("{" in text for text in prompts)
+    ranges = sorted(
+        (min(map(len, batch)), max(map(len, batch)))
+        for batch in (prompts[first : first + 4] for first in range(0, 52, 4))
+    )
+    assert all(before[1] <= after[0] for before, after in pairwise(ranges))

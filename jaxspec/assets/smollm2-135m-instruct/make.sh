@@ -11,8 +11,8 @@ work="${1:?usage: bash make.sh WORK_FOLDER}"
 mkdir -p "$work"
 cd "$work"
 
-learn() { # KIND OUT OPTION...
-    jaxspec train "$1" --data texts --out "$2" --optimizer muon --plot "${@:3}"
+learn() { # TEXTS KIND OUT OPTION...
+    jaxspec train "$2" --data "$1" --out "$3" --optimizer muon --plot "${@:4}"
 }
 curves() { # OUT NAME: what a training has told of itself
     mkdir -p "$here/$2"
@@ -25,27 +25,31 @@ ship() { # OUT NAME
     if [ -f "$1/config.json" ]; then cp "$1/config.json" "$here/$2"; fi
 }
 
+# Answers to questions that it asks itself, then to those of all kinds.
 jaxspec train data --out texts --rows 16 --tokens 300000 --seed 0
+python3 "$here/prompts.py" 2080 1 32 > prompts.jsonl
+jaxspec train data --out asked --prompts prompts.jsonl --chat --rows 32 \
+    --answer-tokens 128 --seed 1
 
 # First the next token alone, then three in a row from the head's own guesses.
-learn eagle eagle-1 --depth 1 --steps 270 --check-every 45 --batch-size 16
-learn eagle eagle-3 --from eagle-1 --depth 3 --steps 90 --check-every 10 \
+learn texts eagle eagle-1 --depth 1 --steps 270 --check-every 45 --batch-size 16
+learn texts eagle eagle-3 --from eagle-1 --depth 3 --steps 90 --check-every 10 \
     --batch-size 16 --learning-rate 0.001
 curves eagle-1 eagle/first
 ship eagle-3 eagle
 
-learn medusa medusa --depth 3 --steps 240 --check-every 60 --learning-rate 0.01
-learn medusa medusa-b --from medusa --depth 3 --steps 120 --check-every 60 \
+learn texts medusa medusa --depth 3 --steps 240 --check-every 60 --learning-rate 0.01
+learn texts medusa medusa-b --from medusa --depth 3 --steps 120 --check-every 60 \
     --learning-rate 0.005
 curves medusa medusa/first
 ship medusa-b medusa
 
-learn early-exit early-exit --layers 15 --depth 3 --steps 270 --check-every 90 \
+learn texts early-exit early-exit --layers 15 --depth 3 --steps 270 --check-every 90 \
     --learning-rate 0.003
 ship early-exit early-exit
 
-learn draft draft --layers 0,29 --steps 240 --check-every 60 --learning-rate 0.002
-learn draft draft-b --from draft --layers 0,29 --steps 110 --check-every 22 \
+learn texts draft draft --layers 0,29 --steps 240 --check-every 60 --learning-rate 0.002
+learn texts draft draft-b --from draft --layers 0,29 --steps 110 --check-every 22 \
     --learning-rate 0.001
 curves draft draft/first
 ship draft-b draft
