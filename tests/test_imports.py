@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "jaxspec"
 # Each layer may import the layers before it, never one after it.
 LAYERS = [
     {
+        "assets",
         "distributed",
         "rendezvous",
         "errors",
