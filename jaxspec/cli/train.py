@@ -96,7 +96,12 @@ def _add_head(kinds: Any, kind: str) -> None:
             help="those of the model that it begins as, counted from 0, such as 0,29",
         )
     add("--plot", action="store_true", help="draw the curves of the training")
-    add("--from", metavar="DIR", dest="start", help="go on from a trained one")
+    add(
+        "--from",
+        metavar="DIR",
+        dest="start",
+        help="go on from a trained one, with the ids commonest in these texts",
+    )
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
     add(
         "--loss",

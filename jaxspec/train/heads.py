@@ -86,23 +86,27 @@ class Training:
 def new_pupil(decoder: Decoder, corpus: Corpus, recipe: HeadRecipe) -> Pupil:
     """A new drafter of the ids that the texts have most, or one trained before.
 
+    The latter drafts the same ids as a new one would: it goes on with other texts, and
+    what it knows of ids that are common in these too is kept.
+
     Raises:
         UserError: the one trained before is not as the recipe has it.
     """
-    kind, ids = KINDS[recipe.kind], decoder.vocab_size
+    kind, size = KINDS[recipe.kind], decoder.vocab_size
+    count = min(recipe.draft_vocabulary, size)
     if recipe.start is None:
-        known = commonest_ids(corpus, ids, min(recipe.draft_vocabulary, ids))
-        return kind.make(decoder, recipe, known)
-    parameters, known = kind.read(Path(recipe.start), decoder, recipe)
-    if known is None or known.size != recipe.draft_vocabulary:
-        there = "all ids" if known is None else f"{known.size} ids"
+        return kind.make(decoder, recipe, commonest_ids(corpus, size, count))
+    trained, known = kind.read(Path(recipe.start), decoder, recipe)
+    if known is None:
         raise UserError(
-            f"{recipe.start} drafts {there}, but a draft vocabulary of "
-            f"{recipe.draft_vocabulary} is asked for"
+            f"{recipe.start} drafts all ids, but a draft vocabulary of {count} is "
+            "asked for; start from a drafter that was trained with one"
         )
-    pupil = kind.make(decoder, recipe, known)
-    _refuse_other_shapes(recipe.start, parameters, pupil.parameters)
-    return pupil._replace(parameters=parameters)
+    ids = commonest_ids(corpus, size, count, favoured=known)
+    new = kind.make(decoder, recipe, ids)
+    parameters = kind.redraft(trained, known, new.parameters, ids)
+    _refuse_other_shapes(recipe.start, parameters, new.parameters)
+    return new._replace(parameters=parameters)
 
 
 def _refuse_other_shapes(start: str, found: Any, wanted: Any) -> None:

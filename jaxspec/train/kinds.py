@@ -27,7 +27,7 @@ from jaxspec.train.distill import DraftObjective
 from jaxspec.train.eagle import EagleObjective
 from jaxspec.train.early_exit import ExitObjective
 from jaxspec.train.medusa import MedusaObjective
-from jaxspec.train.new_heads import new_adapter, new_eagle3, new_medusa
+from jaxspec.train.new_heads import new_adapter, new_eagle3, new_medusa, redraft
 from jaxspec.train.recipe import HeadRecipe
 
 Known = Int[np.ndarray, " v"]
@@ -47,10 +47,13 @@ class Kind(NamedTuple):
     Attributes:
         make: a new one, that drafts the given ids.
         read: the parameters of the one that a recipe starts from, and its ids.
+        redraft: those parameters, changed to draft the ids of a new one; given both,
+            each with its ids. Most kinds have no parameters of their ids.
     """
 
     make: Callable[[Decoder, HeadRecipe, Known], Pupil]
     read: Callable[[Path, Decoder, HeadRecipe], tuple[Any, Known | None]]
+    redraft: Callable[[Any, Known, Any, Known], Any] = lambda trained, *_: trained
 
 
 def _new_eagle(target: Decoder, recipe: HeadRecipe, known: Known) -> Pupil:
@@ -130,7 +133,7 @@ def _ids_at(places: Int[Array, " V"]) -> Known:
 
 
 KINDS = {
-    "eagle": Kind(_new_eagle, _read_eagle),
+    "eagle": Kind(_new_eagle, _read_eagle, redraft),
     "medusa": Kind(_new_medusa, _read_medusa),
     "early-exit": Kind(_new_exit, _read_exit),
     "draft": Kind(_new_draft, _read_draft),

@@ -1,5 +1,7 @@
 """Heads before they have learned anything, made to fit a target."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -34,12 +36,19 @@ def usual_taps(layers: int) -> tuple[int, int, int]:
     return 1, layers // 2 - 1, layers - 4
 
 
-def commonest_ids(corpus: Corpus, vocabulary: int, count: int) -> Int[np.ndarray, " v"]:
+def commonest_ids(
+    corpus: Corpus,
+    vocabulary: int,
+    count: int,
+    favoured: Int[np.ndarray, " f"] | None = None,
+) -> Int[np.ndarray, " v"]:
     """The ids that the target writes most, in order.
 
-    Ids that it wrote equally often come in their own order.
+    Of ids that it wrote equally often the favoured come first, then the lower.
     """
-    seen = np.zeros(vocabulary, np.int64)
+    seen = np.zeros(vocabulary)
+    if favoured is not None:
+        seen[favoured] = 0.5
     for part in range(len(corpus)):
         texts = corpus.texts(part)
         for tokens, start in zip(texts.each(), texts.starts, strict=True):
@@ -75,6 +84,29 @@ def new_eagle3(
     head.lm_head.weight[...] = rows.weight[...][known].astype(jnp.float32)
     head.norm.weight[...] = FIRST_CERTAINTY * target.final_norm.weight[...]
     return head
+
+
+def redraft(
+    trained: Eagle3Head,
+    known: Int[np.ndarray, " u"],
+    new: Eagle3Head,
+    ids: Int[np.ndarray, " v"],
+) -> Eagle3Head:
+    """Makes a trained head draft other ids: those that it knows keep their rows.
+
+    Args:
+        trained: the head, which is changed.
+        known: the ids that it drafts.
+        new: one that has not learned, of whom it takes the rows of the other ids.
+        ids: that it is to draft.
+    """
+    assert trained.lm_head is not None and new.lm_head is not None
+    _, there, here = np.intersect1d(known, ids, return_indices=True)
+    kept = trained.lm_head.weight[...][there]
+    new.lm_head.weight[...] = new.lm_head.weight[...].at[here].set(kept)
+    trained.lm_head = new.lm_head
+    trained.config = dataclasses.replace(trained.config, draft_vocabulary=ids.size)
+    return trained
 
 
 def one_layer(target: ModelConfig, inner: int) -> ModelConfig:

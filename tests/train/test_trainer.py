@@ -11,6 +11,10 @@ import pytest
 
 from jaxspec.checkpoints.eagle import load_eagle
 from jaxspec.errors import UserError
+from jaxspec.train.corpus import Corpus, Texts
+from jaxspec.train.heads import new_pupil
+from jaxspec.train.new_heads import commonest_ids
+from jaxspec.train.recipe import HeadRecipe
 from jaxspec.train.trainer import TrainState
 from tests.train import made
 
@@ -195,15 +199,36 @@ def test_a_training_goes_on_from_a_trained_head(model, corpus, unbroken, tmp_pat
     assert len(card["made_by"]["start_sha256"]) == 64
 
 
-@pytest.mark.parametrize(
-    ("special", "part"),
-    [
-        ({"draft_vocabulary": 12}, "drafts 16 ids, but a draft vocabulary of 12 is"),
-        ({"inner": 24}, r"mlp.*\(there \(32, \d+\), asked \(32, 24\)\)"),
-    ],
-)
-def test_a_head_of_another_shape_is_no_start(
-    model, corpus, unbroken, tmp_path, special, part
-):
-    with pytest.raises(UserError, match=part):
-        next(made.training(model, corpus, tmp_path, start=str(unbroken[0]), **special))
+def test_a_head_that_goes_on_drafts_the_ids_of_its_new_texts(model, unbroken, corpus):
+    """Those that it knew keep their rows, the others begin as the target's."""
+    start = str(unbroken[0])
+    wider = made.TRAINING | {"draft_vocabulary": 24, "start": start}
+    pupil = new_pupil(model.decoder, corpus, HeadRecipe("eagle", **wider))
+    trained, _ = load_eagle(unbroken[0], model.decoder.config)
+    known, ids = (commonest_ids(corpus, 64, count) for count in (16, 24))
+    assert set(known) < set(ids)
+    rows = np.asarray(pupil.parameters.lm_head.weight[...])
+    kept = np.isin(ids, known)
+    np.testing.assert_array_equal(rows[kept], trained.lm_head.weight[...])
+    target = np.asarray(model.decoder.lm_head.weight[...])
+    np.testing.assert_array_equal(rows[~kept], target[ids[~kept]])
+    np.testing.assert_array_equal(pupil.objective.known, ids)
+    np.testing.assert_array_equal(pupil.parameters.fc.weight, trained.fc.weight)
+
+
+def test_of_ids_written_equally_often_those_known_before_stay(tmp_path):
+    corpus = Corpus.create(tmp_path, {})
+    tokens = np.array([1, 5, 5, 7, 9, 2], np.int32)
+    corpus.write_texts(0, Texts(tokens, np.array([6]), np.array([1])))
+    favoured = np.array([3, 9])
+    assert commonest_ids(corpus, 16, 2).tolist() == [2, 5]
+    assert commonest_ids(corpus, 16, 2, favoured).tolist() == [5, 9]
+    assert commonest_ids(corpus, 16, 5, favoured).tolist() == [2, 3, 5, 7, 9]
+
+
+def test_a_head_of_another_shape_is_no_start(model, corpus, unbroken, tmp_path):
+    start = str(unbroken[0])
+    with pytest.raises(
+        UserError, match=r"mlp.*\(there \(32, \d+\), asked \(32, 24\)\)"
+    ):
+        next(made.training(model, corpus, tmp_path, start=start, inner=24))
