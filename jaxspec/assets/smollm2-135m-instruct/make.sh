@@ -31,18 +31,25 @@ python3 "$here/prompts.py" 2080 1 32 > prompts.jsonl
 jaxspec train data --out asked --prompts prompts.jsonl --chat --rows 32 \
     --answer-tokens 128 --seed 1
 
-# First the next token alone, then three in a row from the head's own guesses.
+# An EAGLE head: the next token alone, then three in a row from its own guesses. Each
+# drafter learns from questions of its own first, then from those of all kinds.
 learn texts eagle eagle-1 --depth 1 --steps 270 --check-every 45 --batch-size 16
 learn texts eagle eagle-3 --from eagle-1 --depth 3 --steps 90 --check-every 10 \
     --batch-size 16 --learning-rate 0.001
+learn asked eagle eagle-c --from eagle-3 --depth 3 --steps 240 --check-every 40 \
+    --batch-size 16 --learning-rate 0.002
 curves eagle-1 eagle/first
-ship eagle-3 eagle
+curves eagle-3 eagle/second
+ship eagle-c eagle
 
 learn texts medusa medusa --depth 3 --steps 240 --check-every 60 --learning-rate 0.01
 learn texts medusa medusa-b --from medusa --depth 3 --steps 120 --check-every 60 \
     --learning-rate 0.005
+learn asked medusa medusa-c --from medusa-b --depth 3 --steps 60 --check-every 20 \
+    --learning-rate 0.005
 curves medusa medusa/first
-ship medusa-b medusa
+curves medusa-b medusa/second
+ship medusa-c medusa
 
 learn texts early-exit early-exit --layers 15 --depth 3 --steps 270 --check-every 90 \
     --learning-rate 0.003
@@ -51,5 +58,8 @@ ship early-exit early-exit
 learn texts draft draft --layers 0,29 --steps 240 --check-every 60 --learning-rate 0.002
 learn texts draft draft-b --from draft --layers 0,29 --steps 110 --check-every 22 \
     --learning-rate 0.001
+learn asked draft draft-c --from draft-b --layers 0,29 --steps 60 --check-every 20 \
+    --learning-rate 0.001
 curves draft draft/first
-ship draft-b draft
+curves draft-b draft/second
+ship draft-c draft
