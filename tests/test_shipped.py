@@ -51,7 +51,7 @@ def test_a_shipped_drafter_has_learned_and_stays_exact(model, plain_ids, kind):
     result = generator.generate(CHAT, max_new_tokens=64)
     assert result.token_ids == plain_ids
     # One that knows nothing is right once in thousands of ids; here they are right of
-    # 40 % (eagle), 28 %, 24 % and 26 %.
+    # 40 % (eagle), 28 %, 24 % and 31 %.
     assert result.stats.acceptance_rate > 0.1
 
 

@@ -60,7 +60,7 @@ _NEEDED = {"early-exit": " --layers 15", "draft": " --layers 0,29"}
 
 
 def _add_head(kinds: Any, kind: str) -> None:
-    what, rate = _HEADS[kind]
+    what, _ = _HEADS[kind]
     needed = _NEEDED.get(kind, "")
     parser = add_verb(
         kinds,
@@ -82,6 +82,18 @@ def _add_head(kinds: Any, kind: str) -> None:
             default=default,
             help=f"{text} (default: %(default)s)",
         )
+    add("--plot", action="store_true", help="draw the curves of the training")
+    add(
+        "--from",
+        metavar="DIR",
+        dest="start",
+        help="go on from a trained one, with the ids commonest in these texts",
+    )
+    _add_shape(add, kind)
+    _add_learning(add, kind)
+
+
+def _add_shape(add: Any, kind: str) -> None:
     if kind == "eagle":
         add("--inner", metavar="N", type=int, help="width of its MLP (the model's)")
     if kind == "early-exit":
@@ -95,13 +107,9 @@ def _add_head(kinds: Any, kind: str) -> None:
             required=True,
             help="those of the model that it begins as, counted from 0, such as 0,29",
         )
-    add("--plot", action="store_true", help="draw the curves of the training")
-    add(
-        "--from",
-        metavar="DIR",
-        dest="start",
-        help="go on from a trained one, with the ids commonest in these texts",
-    )
+
+
+def _add_learning(add: Any, kind: str) -> None:
     add("--seed", metavar="S", type=int, default=0, help="(default: 0)")
     add(
         "--loss",
@@ -119,7 +127,7 @@ def _add_head(kinds: Any, kind: str) -> None:
         "--learning-rate",
         metavar="R",
         type=float,
-        default=rate,
+        default=_HEADS[kind][1],
         help="at its height (default: %(default)s)",
     )
 
